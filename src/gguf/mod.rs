@@ -18,6 +18,10 @@ mod hyperparameters;
 mod metadata;
 mod reader;
 mod tensor_type;
+mod writer;
+
+#[cfg(test)]
+mod hostile_tests;
 
 use std::collections::HashMap;
 
@@ -25,6 +29,7 @@ pub use error::GgufError;
 pub use hyperparameters::{Hyperparameters, RopeScaling};
 pub use metadata::{Array, Metadata, Value};
 pub use tensor_type::TensorType;
+pub use writer::{Header, TensorShape};
 
 /// One tensor of the file: where its bytes are and what shape they have.
 #[derive(Clone, Debug, PartialEq)]
