@@ -1,0 +1,247 @@
+//! The step simulator: how long a steady-state step takes, and what binds it.
+//!
+//! Four servers, each of which takes its jobs in plan order: storage reads, link copies, and computation on either
+//! executor (one group at a time: the layers are a chain). A read waits for a free entry of the host ring, a copy for
+//! its bytes and for a free entry of the device ring, a computation for its weights. A host entry is free again when
+//! its copy or its computation is over, a device entry when its computation is. Because every queue is first in,
+//! first out and rings are used in plan order, each job's start is the latest of a few earlier ends: one pass in plan
+//! order visits the same events as a simulation with an event queue.
+//!
+//! Several steps run one after the other, prefetch runs across the border between them, and the last is timed.
+
+use super::plan::{uses_device_ring, uses_host_ring};
+use super::planner::DeviceKind;
+use super::{Executor, Group, GroupKind, Plan, Rates, Residence};
+
+/// The widths that every plan predicts.
+pub(super) const PREDICTED_WIDTHS: [u32; 4] = [1, 8, 64, 512];
+
+/// Steps simulated: the rings fill in the first, so the last is steady.
+const STEPS: usize = 3;
+
+/// What a step spends most of its time on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    Storage,
+    Link,
+    Device,
+    /// The host's kernels, or the RAM that they and the link share.
+    HostCompute,
+}
+
+impl Bound {
+    pub const fn name(self) -> &'static str {
+        match self {
+            Bound::Storage => "storage",
+            Bound::Link => "link",
+            Bound::Device => "device",
+            Bound::HostCompute => "host compute",
+        }
+    }
+}
+
+/// A steady-state step of `width` tokens, by weights alone: attention over the KV cache and sampling come on top.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    pub width: u32,
+    pub step_seconds: f64,
+    pub tokens_per_second: f64,
+    pub bound: Bound,
+    /// How long each resource is busy within the step.
+    pub storage_seconds: f64,
+    pub link_seconds: f64,
+    pub device_seconds: f64,
+    pub host_seconds: f64,
+}
+
+/// What one group asks of each server.
+#[derive(Clone, Copy, Debug)]
+struct Job {
+    read_seconds: Option<f64>,
+    copy_seconds: Option<f64>,
+    compute_seconds: f64,
+    executor: Executor,
+}
+
+/// Entries of a ring, each with the time at which it is free again.
+struct Entries {
+    free_at: Vec<f64>,
+    next: usize,
+}
+
+impl Entries {
+    fn new(entries: u32) -> Entries {
+        Entries {
+            // A ring that nothing passes through has no entries and is never asked.
+            free_at: vec![0.0; entries.max(1) as usize],
+            next: 0,
+        }
+    }
+
+    /// The entry that comes next, and when it may be filled.
+    fn reserve(&mut self) -> (usize, f64) {
+        let entry = self.next;
+        self.next = (entry + 1) % self.free_at.len();
+        (entry, self.free_at[entry])
+    }
+
+    fn release(&mut self, entry: usize, at: f64) {
+        self.free_at[entry] = at;
+    }
+}
+
+/// The end of each of `steps` steps over `jobs`.
+fn step_ends(jobs: &[Job], host_entries: u32, device_entries: u32, steps: usize) -> Vec<f64> {
+    let mut host_ring = Entries::new(host_entries);
+    let mut device_ring = Entries::new(device_entries);
+    let (mut storage_free, mut link_free, mut compute_free) = (0.0f64, 0.0f64, 0.0f64);
+    let mut ends = Vec::with_capacity(steps);
+    for _ in 0..steps {
+        for job in jobs {
+            let mut ready = 0.0;
+            let mut host_entry = None;
+            if let Some(read) = job.read_seconds {
+                let (entry, free_at) = host_ring.reserve();
+                storage_free = free_at.max(storage_free) + read;
+                ready = storage_free;
+                host_entry = Some(entry);
+            }
+            let mut device_entry = None;
+            if let Some(copy) = job.copy_seconds {
+                let (entry, free_at) = device_ring.reserve();
+                link_free = free_at.max(link_free).max(ready) + copy;
+                ready = link_free;
+                device_entry = Some(entry);
+                if let Some(entry) = host_entry.take() {
+                    host_ring.release(entry, ready);
+                }
+            }
+            compute_free = compute_free.max(ready) + job.compute_seconds;
+            if let Some(entry) = host_entry {
+                host_ring.release(entry, compute_free);
+            }
+            if let Some(entry) = device_entry {
+                device_ring.release(entry, compute_free);
+            }
+        }
+        ends.push(compute_free);
+    }
+    ends
+}
+
+fn timed_step(jobs: &[Job], host_entries: u32, device_entries: u32) -> f64 {
+    let ends = step_ends(jobs, host_entries, device_entries, STEPS);
+    ends[STEPS - 1] - ends[STEPS - 2]
+}
+
+/// What the simulator needs of a plan; the planner compares candidates that are not plans yet.
+#[derive(Clone, Copy)]
+pub(super) struct Scenario<'a> {
+    pub(super) groups: &'a [Group],
+    pub(super) residences: &'a [Residence],
+    pub(super) elements: &'a [u64],
+    pub(super) device: DeviceKind,
+    pub(super) rates: &'a Rates,
+    pub(super) host_entries: u32,
+    pub(super) device_entries: u32,
+    pub(super) parallel: u32,
+}
+
+impl Scenario<'_> {
+    fn job(&self, index: usize, width: u32) -> Job {
+        let (group, residence) = (&self.groups[index], self.residences[index]);
+        // The head sees one row of each sequence, whatever the width.
+        let rows = match group.kind {
+            GroupKind::Head => width.min(self.parallel),
+            _ => width,
+        };
+        let rates = self.rates;
+        let (bytes_rate, flops_rate) = match (self.device, residence.executor) {
+            (DeviceKind::Cpu, _) | (_, Executor::Host) | (DeviceKind::Emulated, _) => {
+                // The emulated device computes with the host's kernels.
+                (
+                    rates.host_kernel_bytes_per_second,
+                    rates.host_flops_per_second,
+                )
+            }
+        };
+        let flops = 2.0 * self.elements[index] as f64 * f64::from(rows);
+        let bytes = group.entry_bytes as f64;
+        Job {
+            read_seconds: uses_host_ring(group, residence)
+                .then(|| bytes / rates.storage_bytes_per_second),
+            copy_seconds: uses_device_ring(group, residence)
+                .then(|| bytes / rates.link_bytes_per_second),
+            compute_seconds: (group.weight_bytes as f64 / bytes_rate).max(flops / flops_rate),
+            executor: residence.executor,
+        }
+    }
+
+    pub(super) fn predict(&self, width: u32) -> Prediction {
+        let width = width.max(1);
+        let streamable = (0..self.groups.len()).filter(|&index| self.groups[index].is_streamable());
+        let jobs: Vec<Job> = streamable
+            .clone()
+            .map(|index| self.job(index, width))
+            .collect();
+        let chain_seconds = timed_step(&jobs, self.host_entries, self.device_entries);
+
+        // Every byte that is not on the device leaves RAM once, for the link or for the host's kernels.
+        let from_ram = |index: usize| match self.residences[index] {
+            residence if residence.home == super::Tier::Device => 0.0,
+            _ => self.groups[index].weight_bytes as f64,
+        };
+        let ram_seconds =
+            streamable.map(from_ram).sum::<f64>() / self.rates.host_memory_bytes_per_second;
+
+        let compute_of = |executor: Executor| -> f64 {
+            let of_executor = jobs.iter().filter(|job| job.executor == executor);
+            of_executor.map(|job| job.compute_seconds).sum()
+        };
+        let storage_seconds = jobs.iter().filter_map(|job| job.read_seconds).sum();
+        let link_seconds = jobs.iter().filter_map(|job| job.copy_seconds).sum();
+        let device_seconds = compute_of(Executor::Device);
+        let host_seconds = compute_of(Executor::Host).max(ram_seconds);
+
+        // Where two are equally busy, computation is named: it is what cannot be hidden.
+        let mut bound = Bound::HostCompute;
+        let mut busiest: f64 = host_seconds;
+        for (candidate, seconds) in [
+            (Bound::Device, device_seconds),
+            (Bound::Link, link_seconds),
+            (Bound::Storage, storage_seconds),
+        ] {
+            if seconds > busiest {
+                (bound, busiest) = (candidate, seconds);
+            }
+        }
+        let step_seconds = chain_seconds.max(ram_seconds);
+        Prediction {
+            width,
+            step_seconds,
+            tokens_per_second: match step_seconds > 0.0 {
+                true => f64::from(width) / step_seconds,
+                false => 0.0,
+            },
+            bound,
+            storage_seconds,
+            link_seconds,
+            device_seconds,
+            host_seconds,
+        }
+    }
+}
+
+pub(super) fn predict(plan: &Plan, width: u32) -> Prediction {
+    let scenario = Scenario {
+        groups: &plan.groups,
+        residences: &plan.residences,
+        elements: &plan.elements,
+        device: plan.device,
+        rates: &plan.rates,
+        host_entries: plan.host_ring.entries,
+        device_entries: plan.device_ring.entries,
+        parallel: plan.parallel,
+    };
+    scenario.predict(width)
+}
