@@ -1,23 +1,10 @@
 //! The step loop: schedule, forward, sample. One thread owns all mutable state; the rest of the process talks to it
 //! through a bounded queue of requests and one bounded channel per request.
 
+pub use crate::sampler::SamplingParameters;
+
 use std::sync::Arc;
 use tokio::sync::mpsc;
-
-/// How the next token of a request is chosen.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SamplingParameters {
-    /// 0 is greedy.
-    pub temperature: f32,
-    /// In (0, 1]; 1 keeps all.
-    pub top_p: f32,
-    /// 0 keeps all.
-    pub top_k: usize,
-    /// In [0, 1]; 0 keeps all.
-    pub min_p: f32,
-    /// The same seed, prompt and parameters give the same tokens, in any company.
-    pub seed: u64,
-}
 
 /// One sequence to generate.
 #[derive(Debug)]
