@@ -21,6 +21,7 @@ mod io_uring;
 mod mapped;
 mod pread;
 mod reader;
+mod region;
 mod stream;
 
 pub use arena::{Arena, MemoryError, SPAN_ALIGNMENT, Span};
@@ -33,6 +34,7 @@ pub use faulty::{FaultControl, Faults, FaultyReader};
 pub use io_thread::{ReadDone, ReadError, ReadPiece};
 pub use mapped::MappedFile;
 pub use reader::{QUEUED_TICKETS_MAX, Reader, ReaderChoice, Rung};
+pub use region::{Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader};
 pub use stream::{COPIES_QUEUED_MAX, CopyStream};
 
 use std::time::Duration;

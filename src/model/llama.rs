@@ -33,7 +33,7 @@ struct Layer {
 }
 
 /// A loaded model of the family.
-pub struct Llama {
+pub(super) struct Llama {
     layers: Vec<Layer>,
     output_norm: Tensor,
     /// The token embedding itself where the head is tied.
@@ -51,7 +51,7 @@ impl Llama {
     ///
     /// # Errors
     /// Names the tensor that is missing or has another shape.
-    pub fn new(
+    pub(super) fn new(
         gguf: &Gguf,
         hyperparameters: &Hyperparameters,
         weights: Weights,
@@ -72,7 +72,8 @@ impl Llama {
             let inner = u64::from(hyperparameters.feed_forward_length[layer]);
             let norm = |name: &str| tensors.vector(&small, &format!("blk.{layer}.{name}"), hidden);
             let matrix = |name: &str, rows, columns| {
-                let bias = tensors.optional_floats(&small, &format!("blk.{layer}.{name}.bias"), rows)?;
+                let bias =
+                    tensors.optional_floats(&small, &format!("blk.{layer}.{name}.bias"), rows)?;
                 tensors.matrix(&format!("blk.{layer}.{name}.weight"), rows, columns, bias)
             };
             layers.push(Layer {
@@ -149,7 +150,12 @@ impl Model for Llama {
         let mut pass = weights.pass(cancelled);
 
         // Token ids to vectors.
-        let tokens: Vec<u32> = batch.runs.iter().flat_map(|run| run.tokens).copied().collect();
+        let tokens: Vec<u32> = batch
+            .runs
+            .iter()
+            .flat_map(|run| run.tokens)
+            .copied()
+            .collect();
         let mut x = dequantise(&self.embedding, &weights.gather_rows(&tokens)?)?;
 
         for (index, layer) in self.layers.iter().enumerate() {
@@ -163,8 +169,22 @@ impl Model for Llama {
             })?;
             let shape = *kv.shape(index);
             let pairs = RopePairs::Interleaved;
-            rope(pool, &mut query, shape.heads, shape.key_length, &angles, pairs);
-            rope(pool, &mut key, shape.kv_heads, shape.key_length, &angles, pairs);
+            rope(
+                pool,
+                &mut query,
+                shape.heads,
+                shape.key_length,
+                &angles,
+                pairs,
+            );
+            rope(
+                pool,
+                &mut key,
+                shape.kv_heads,
+                shape.key_length,
+                &angles,
+                pairs,
+            );
             store(kv, index, batch, &key, &value);
             let attended = attend(pool, kv, index, batch, &query);
             let attended = Activations::new(&attended, width, layer.output.columns);
@@ -197,7 +217,10 @@ impl Model for Llama {
                 let h = Activations::new(h, wanted.len(), self.head.columns);
                 linear(&mut pass, pool, &self.head, &h)
             })?;
-            logits = all.chunks_exact(self.head.rows).map(<[f32]>::to_vec).collect();
+            logits = all
+                .chunks_exact(self.head.rows)
+                .map(<[f32]>::to_vec)
+                .collect();
         }
         pass.finish();
         Ok(logits)

@@ -148,8 +148,6 @@ fn publish(plan: &Plan, metrics: &Metrics) {
             .set(plan.weight_home_bytes(tier) as i64);
     }
     if let Some(prediction) = plan.predictions.first() {
-        metrics
-            .step_predicted_seconds
-            .set(prediction.step_seconds);
+        metrics.step_predicted_seconds.set(prediction.step_seconds);
     }
 }

@@ -12,7 +12,9 @@ use candle_core::{Device, Storage, Tensor};
 pub enum ModelError {
     #[error("the file has no tensor `{0}`")]
     Missing(String),
-    #[error("tensor `{name}` has the shape {found:?}, and the hyper-parameters ask for {expected:?}")]
+    #[error(
+        "tensor `{name}` has the shape {found:?}, and the hyper-parameters ask for {expected:?}"
+    )]
     Shape {
         name: String,
         found: Vec<u64>,
@@ -200,7 +202,11 @@ pub(super) fn dequantise(matrix: &Matrix, rows: &[u8]) -> Result<Tensor, StepErr
     {
         kernels::dequantise_row(matrix.kind, row, floats);
     }
-    Ok(Tensor::from_vec(floats, (count, matrix.columns), &Device::Cpu)?)
+    Ok(Tensor::from_vec(
+        floats,
+        (count, matrix.columns),
+        &Device::Cpu,
+    )?)
 }
 
 /// Lends the elements of a contiguous f32 tensor on the CPU.

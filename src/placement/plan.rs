@@ -2,7 +2,7 @@
 
 use super::planner::DeviceKind;
 use super::simulate::{Prediction, predict};
-use super::{Executor, Group, GroupId, GroupKind, Rates, Residence, ScratchItem, Tier};
+use super::{ARENA_ALIGNMENT, Executor, Group, GroupId, GroupKind, Rates, Residence, ScratchItem, Tier, round_up};
 
 /// For every group its home and executor, the size of every part of every arena, and the predicted step time.
 #[derive(Clone, Debug, PartialEq)]
@@ -179,6 +179,25 @@ impl Plan {
         self.iter()
             .filter(move |(_, group, _)| group.kind == kind)
             .map(|(id, _, _)| id)
+    }
+
+    /// What a tier's arena holds: homes, ring and KV, and on the host the buffers that reads land in. The rest of
+    /// scratch is activations, which are not in arenas.
+    pub fn arena_bytes(&self, tier: Tier) -> u64 {
+        let split = match tier {
+            Tier::Device => self.device_split.unwrap_or_default(),
+            Tier::Host => self.host_split,
+            Tier::Storage => TierSplit::default(),
+        };
+        let weights = if self.mapped { 0 } else { split.weights };
+        let landing = match tier {
+            Tier::Host => {
+                round_up(self.gather.bytes(), ARENA_ALIGNMENT)
+                    + round_up(self.staging_bytes, ARENA_ALIGNMENT)
+            }
+            Tier::Device | Tier::Storage => 0,
+        };
+        weights + split.ring + split.kv + landing
     }
 
     /// The time of a steady-state step of `width` tokens.

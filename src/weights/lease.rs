@@ -115,12 +115,9 @@ impl Drop for Lease<'_> {
             region.poison();
         }
         // Computation on `cpu` and `emulated` is over when the lease is dropped, so the event is complete at once.
-        self.weights.shared.give_back(
-            *position,
-            region,
-            executor,
-            Event::completed(),
-        );
+        self.weights
+            .shared
+            .give_back(*position, region, executor, Event::recorded());
     }
 }
 
@@ -144,7 +141,11 @@ impl<'w> Pass<'w> {
 
     /// The lease of `group`: the one held, or the next one, for which the one held is given back.
     pub fn lease(&mut self, group: GroupId) -> Result<&Lease<'w>, LeaseError> {
-        if self.current.as_ref().is_none_or(|held| held.group() != group) {
+        if self
+            .current
+            .as_ref()
+            .is_none_or(|held| held.group() != group)
+        {
             self.current = None;
             if (self.cancelled)() {
                 return Err(LeaseError::Cancelled);

@@ -5,7 +5,7 @@ use super::shared::{Links, Shared, pieces, streamed};
 use super::{Counters, EmbeddingSlice, Home, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
-    Arena, CopyStream, MappedFile, MemoryError, ReadError, Reader, ReaderChoice, Region,
+    Arena, MappedFile, MemoryError, ReadError, ReaderChoice, Region, RegionCopies, RegionReader,
 };
 use crate::metrics::Metrics;
 use crate::placement::{GroupId, GroupKind, Plan, Ring, Tier};
@@ -122,7 +122,7 @@ impl Weights {
         };
         let mut mapped = None;
         if plan.mapped {
-            mapped = Some(MappedFile::map(path).map_err(LoadError::Reader)?);
+            mapped = Some(MappedFile::map(path)?);
             shared.set_homes(vec![Home::Mapped; plan.groups.len()]);
         } else {
             shared.connect(links(path, &arenas, settings, &shared)?);
@@ -177,16 +177,22 @@ fn links(
         }
     };
     let host = Arc::clone(&arenas.host);
-    let reader = Reader::start(path, host, settings.reader, Box::new(on_read))
+    let reader = RegionReader::start(path, host, settings.reader, Box::new(on_read))
         .map_err(LoadError::Reader)?;
-    let stream = arenas.device.as_ref().map(|_| {
+    let stream = arenas.device.as_ref().map(|device| {
+        let host = Arc::clone(&arenas.host);
         let target = Arc::downgrade(shared);
         let on_copy = move |done| {
             if let Some(shared) = Weak::upgrade(&target) {
                 shared.copy_done(done);
             }
         };
-        CopyStream::start(settings.link_rate, Box::new(on_copy))
+        RegionCopies::start(
+            host,
+            Arc::clone(device),
+            settings.link_rate,
+            Box::new(on_copy),
+        )
     });
     Ok(Links { reader, stream })
 }
@@ -229,12 +235,19 @@ fn load_homes(
     };
 
     let mut staging = shared.borrow_host_entries();
+    let ring_entries = staging.len();
+    if plan.staging_bytes > 0 {
+        staging.push(Region::allocate_low(&arenas.host, plan.staging_bytes as usize)?);
+    }
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
     let mut copies: VecDeque<(usize, u64)> = VecDeque::new();
     let mut waiting = at_home(Tier::Device).map(|(index, _)| index).peekable();
     while waiting.peek().is_some() || !reads.is_empty() || !copies.is_empty() {
         if let (Some(&index), Some(region)) = (waiting.peek(), staging.pop()) {
-            reads.push_back((index, shared.begin_read(region, pieces(&plan.groups[index]))));
+            reads.push_back((
+                index,
+                shared.begin_read(region, pieces(&plan.groups[index])),
+            ));
             waiting.next();
         } else if let Some((index, ticket)) = reads.pop_front() {
             let done = shared.wait_read(ticket);
@@ -251,6 +264,8 @@ fn load_homes(
             unreachable!("the plan has a host ring wherever there is a device");
         }
     }
+    // Entries are alike; a staging region is not part of the ring, and there is one only where there is no ring.
+    staging.truncate(ring_entries);
     shared.return_host_entries(staging);
 
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();

@@ -156,7 +156,7 @@ impl Weights {
     fn assert_executor_reaches(&self, lease: &Lease<'_>, executor: Executor) {
         let bytes = lease.entry();
         let inside = match (&self.mapped, executor) {
-            (Some(mapped), _) => mapped.contains(bytes.as_ptr(), bytes.len()),
+            (Some(mapped), _) => mapped.bytes().as_ptr_range().contains(&bytes.as_ptr()),
             (None, Executor::Host) => self.arenas.host.contains(bytes.as_ptr(), bytes.len()),
             (None, Executor::Device) => self
                 .arenas
@@ -246,7 +246,7 @@ impl Weights {
             .map(|(slot, run)| {
                 let start = offset_of(run[0].0) / alignment * alignment;
                 let end = (offset_of(run[0].0) + row_bytes).next_multiple_of(alignment);
-                crate::memory::ReadPiece {
+                crate::memory::RegionPiece {
                     file_offset: start,
                     offset: slot * slot_bytes as usize,
                     bytes: (end - start) as usize,
@@ -272,7 +272,9 @@ impl Weights {
             .with_label_values(&[Tier::Storage.name()])
             .inc_by(waited.as_secs_f64());
         let group = self.embedding_slice(u64::from(runs[0][0].0)).group;
-        result.map(|_| ()).map_err(|source| self.read_error(group, source))
+        result
+            .map(|_| ())
+            .map_err(|source| self.read_error(group, source))
     }
 
     fn step_finished(&self) {
@@ -291,7 +293,10 @@ fn group_name(gguf: &Gguf, plan: &Plan, index: usize) -> String {
         GroupKind::FeedForward => "feed-forward",
         GroupKind::Head => "output head",
     };
-    let layer = group.layer.map(|layer| format!("layer {layer} ")).unwrap_or_default();
+    let layer = group
+        .layer
+        .map(|layer| format!("layer {layer} "))
+        .unwrap_or_default();
     let tensor = group.parts.first().map(|part| {
         let name = &gguf.tensors[part.tensor].name;
         format!(" ({name}, rows {} to {})", part.rows.start, part.rows.end)

@@ -336,9 +336,8 @@ impl Pipeline {
 
     /// Forgets everything fetched and begins at the first group of a step. Nothing may be in flight or lent.
     pub(crate) fn restart(&mut self) {
-        let busy = |slot: &Slot| {
-            matches!(slot.stage, Stage::Reading | Stage::Copying | Stage::Leased)
-        };
+        let busy =
+            |slot: &Slot| matches!(slot.stage, Stage::Reading | Stage::Copying | Stage::Leased);
         assert!(
             !self.window.iter().any(busy),
             "restart while entries are in use: {:?}",
@@ -447,7 +446,12 @@ mod tests {
         }
     }
 
-    fn seconds(order: Vec<Streamed>, entries: (usize, usize), lookahead: Lookahead, steps: u64) -> u64 {
+    fn seconds(
+        order: Vec<Streamed>,
+        entries: (usize, usize),
+        lookahead: Lookahead,
+        steps: u64,
+    ) -> u64 {
         let mut pipeline = Pipeline::new(order, entries.0, entries.1, lookahead);
         let mut clock = VirtualClock {
             read: 10,
@@ -484,16 +488,31 @@ mod tests {
 
     #[test]
     fn prefetch_runs_across_the_end_of_a_step() {
-        let took = seconds(order(10, Tier::Storage, Executor::Device), (3, 3), Lookahead::Ring, 20);
+        let took = seconds(
+            order(10, Tier::Storage, Executor::Device),
+            (3, 3),
+            Lookahead::Ring,
+            20,
+        );
         // The pipeline fills once, not at every step.
         assert!(took <= (20 * 10 + 6) * 10, "{took}");
     }
 
     #[test]
     fn without_lookahead_nothing_overlaps() {
-        let took = seconds(order(10, Tier::Storage, Executor::Device), (3, 3), Lookahead::None, 2);
+        let took = seconds(
+            order(10, Tier::Storage, Executor::Device),
+            (3, 3),
+            Lookahead::None,
+            2,
+        );
         assert_eq!(took, 2 * 10 * 30);
-        let took = seconds(order(10, Tier::Storage, Executor::Host), (3, 3), Lookahead::None, 2);
+        let took = seconds(
+            order(10, Tier::Storage, Executor::Host),
+            (3, 3),
+            Lookahead::None,
+            2,
+        );
         assert_eq!(took, 2 * 10 * 20);
     }
 
@@ -515,10 +534,15 @@ mod tests {
             let order: Vec<_> = (0..7)
                 .map(|group| {
                     let (home, executor) = kinds[next(3)];
-                    Streamed { group: GroupId(group), home, executor }
+                    Streamed {
+                        group: GroupId(group),
+                        home,
+                        executor,
+                    }
                 })
                 .collect();
-            let mut pipeline = Pipeline::new(order.clone(), 2 + next(3), 2 + next(2), Lookahead::Ring);
+            let mut pipeline =
+                Pipeline::new(order.clone(), 2 + next(3), 2 + next(2), Lookahead::Ring);
             let mut flying: Vec<Action> = Vec::new();
             let mut held = BTreeSet::new();
             for position in 0..100_u64 {
@@ -530,7 +554,10 @@ mod tests {
                             Action::Read { host_entry, .. } => (false, host_entry),
                             Action::Copy { device_entry, .. } => (true, device_entry),
                         };
-                        assert!(held.insert(entry), "entry {entry:?} is in use (seed {seed})");
+                        assert!(
+                            held.insert(entry),
+                            "entry {entry:?} is in use (seed {seed})"
+                        );
                     }
                     flying.extend(actions);
                     if let Poll::Ready(_) = pipeline.poll() {
@@ -541,7 +568,11 @@ mod tests {
                         Action::Read { position, .. } => {
                             pipeline.read_done(position, true);
                         }
-                        Action::Copy { position, host_entry, .. } => {
+                        Action::Copy {
+                            position,
+                            host_entry,
+                            ..
+                        } => {
                             pipeline.copy_done(position);
                             if let Some(entry) = host_entry {
                                 held.remove(&(false, entry));
@@ -549,7 +580,9 @@ mod tests {
                         }
                     }
                 }
-                let Poll::Ready(entry) = pipeline.poll() else { unreachable!() };
+                let Poll::Ready(entry) = pipeline.poll() else {
+                    unreachable!()
+                };
                 assert_eq!(pipeline.lease(), position);
                 assert_eq!(
                     pipeline.streamed(position).group,
@@ -566,7 +599,12 @@ mod tests {
 
     #[test]
     fn a_failed_read_fails_its_lease_and_a_restart_begins_at_the_first_group() {
-        let mut pipeline = Pipeline::new(order(4, Tier::Storage, Executor::Host), 2, 0, Lookahead::Ring);
+        let mut pipeline = Pipeline::new(
+            order(4, Tier::Storage, Executor::Host),
+            2,
+            0,
+            Lookahead::Ring,
+        );
         let mut actions = Vec::new();
         pipeline.pump(&mut actions);
         pipeline.read_done(0, true);

@@ -7,8 +7,8 @@
 use super::Home;
 use super::pipeline::{Action, Entry, Pipeline, Poll, Streamed};
 use crate::memory::{
-    CopyDone, CopyStream, Event, ReadDone, ReadError, ReadPiece, Reader, Region, Rung,
-    TransferTotals,
+    Event, ReadError, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
+    Rung, TransferTotals,
 };
 use crate::metrics::Metrics;
 use crate::placement::{Executor, Group, GroupId, Plan};
@@ -21,9 +21,9 @@ const DIRECT: u64 = 1 << 63;
 
 /// The ways that bytes move. Dropped by the owner of `Weights`, never by a callback: dropping joins the threads.
 pub(super) struct Links {
-    pub(super) reader: Reader,
+    pub(super) reader: RegionReader,
     /// Where there is a device.
-    pub(super) stream: Option<CopyStream>,
+    pub(super) stream: Option<RegionCopies>,
 }
 
 /// A device ring entry at rest.
@@ -38,8 +38,8 @@ struct State {
     host_entries: Vec<Option<Region>>,
     device_entries: Vec<Option<DeviceEntry>>,
     failures: HashMap<u64, ReadError>,
-    reads_landed: HashMap<u64, ReadDone>,
-    copies_landed: HashMap<u64, CopyDone>,
+    reads_landed: HashMap<u64, RegionRead>,
+    copies_landed: HashMap<u64, RegionCopied>,
     next_direct: u64,
     links: Option<Links>,
     /// The totals that the metrics already hold.
@@ -73,7 +73,7 @@ impl Shared {
         let at_rest = |region| {
             Some(DeviceEntry {
                 region,
-                last_use: Event::completed(),
+                last_use: Event::recorded(),
             })
         };
         Shared {
@@ -101,7 +101,9 @@ impl Shared {
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.landed.wait(state).unwrap_or_else(PoisonError::into_inner)
+        self.landed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Performs what the pipeline wants started.
@@ -141,7 +143,7 @@ impl Shared {
     }
 
     /// On the I/O thread: a read ended.
-    pub(super) fn read_done(&self, done: ReadDone) {
+    pub(super) fn read_done(&self, done: RegionRead) {
         let mut state = self.lock();
         if done.ticket >= DIRECT {
             state.reads_landed.insert(done.ticket, done);
@@ -159,7 +161,7 @@ impl Shared {
     }
 
     /// On the copy thread: a copy ended.
-    pub(super) fn copy_done(&self, done: CopyDone) {
+    pub(super) fn copy_done(&self, done: RegionCopied) {
         let mut state = self.lock();
         if done.ticket >= DIRECT {
             state.copies_landed.insert(done.ticket, done);
@@ -171,7 +173,7 @@ impl Shared {
             }
             state.device_entries[device_entry] = Some(DeviceEntry {
                 region: done.destination,
-                last_use: Event::completed(),
+                last_use: Event::recorded(),
             });
             self.start(&mut state);
         }
@@ -180,10 +182,7 @@ impl Shared {
     }
 
     /// Takes the next streamed group, which must be `group`, waiting until it is there.
-    pub(super) fn take(
-        &self,
-        group: GroupId,
-    ) -> Result<Taken, ReadError> {
+    pub(super) fn take(&self, group: GroupId) -> Result<Taken, ReadError> {
         let mut state = self.lock();
         let expected = state.pipeline.streamed(state.pipeline.consumer()).group;
         assert_eq!(
@@ -203,7 +202,10 @@ impl Shared {
                 Poll::Failed => {
                     let position = state.pipeline.consumer();
                     let error = state.failures.remove(&position);
-                    return Err(error.unwrap_or(ReadError::Stopped));
+                    let Some(error) = error else {
+                        unreachable!("position {position} failed without an error");
+                    };
+                    return Err(error);
                 }
                 Poll::Pending => {
                     waited = true;
@@ -272,7 +274,7 @@ impl Shared {
     pub(super) fn read_now(
         &self,
         region: Region,
-        pieces: Vec<ReadPiece>,
+        pieces: Vec<RegionPiece>,
     ) -> (Region, Result<u64, ReadError>, Duration) {
         let began = Instant::now();
         let ticket = self.begin_read(region, pieces);
@@ -281,14 +283,14 @@ impl Shared {
     }
 
     /// Starts a read that `wait_read` waits for.
-    pub(super) fn begin_read(&self, region: Region, pieces: Vec<ReadPiece>) -> u64 {
+    pub(super) fn begin_read(&self, region: Region, pieces: Vec<RegionPiece>) -> u64 {
         let mut state = self.lock();
         let ticket = state.direct_ticket();
-        state.links().reader.read(ticket, region, pieces);
+        state.links().reader.read(ticket, region, &pieces);
         ticket
     }
 
-    pub(super) fn wait_read(&self, ticket: u64) -> ReadDone {
+    pub(super) fn wait_read(&self, ticket: u64) -> RegionRead {
         let mut state = self.lock();
         loop {
             if let Some(done) = state.reads_landed.remove(&ticket) {
@@ -305,11 +307,17 @@ impl Shared {
         let Some(stream) = &state.links().stream else {
             unreachable!("a copy without a device");
         };
-        stream.copy(ticket, Arc::new(source), destination, bytes, Event::completed());
+        stream.copy(
+            ticket,
+            Arc::new(source),
+            destination,
+            bytes,
+            Event::recorded(),
+        );
         ticket
     }
 
-    pub(super) fn wait_copy(&self, ticket: u64) -> CopyDone {
+    pub(super) fn wait_copy(&self, ticket: u64) -> RegionCopied {
         let mut state = self.lock();
         loop {
             if let Some(done) = state.copies_landed.remove(&ticket) {
@@ -341,7 +349,11 @@ impl Shared {
             return;
         };
         let read = links.reader.totals();
-        let copied = links.stream.as_ref().map(CopyStream::totals).unwrap_or_default();
+        let copied = links
+            .stream
+            .as_ref()
+            .map(RegionCopies::totals)
+            .unwrap_or_default();
         let (read_before, copied_before) = state.published;
         for (from, to, now, before) in [
             ("storage", "host", read, read_before),
@@ -355,7 +367,7 @@ impl Shared {
             metrics
                 .transfer_seconds_total
                 .with_label_values(&labels)
-                .inc_by((now.busy_seconds - before.busy_seconds).max(0.0));
+                .inc_by((now.busy - before.busy).as_secs_f64());
         }
         state.published = (read, copied);
     }
@@ -392,7 +404,7 @@ impl State {
                         unreachable!("host entry {host_entry} is free but not at rest");
                     };
                     let pieces = pieces(&plan.groups[group.0 as usize]);
-                    self.links().reader.read(position, region, pieces);
+                    self.links().reader.read(position, region, &pieces);
                 }
                 Action::Copy {
                     position,
@@ -426,13 +438,19 @@ impl State {
         let Some(stream) = &self.links().stream else {
             unreachable!("the plan copies to a device that is not there");
         };
-        stream.copy(position, source, destination.region, bytes, destination.last_use);
+        stream.copy(
+            position,
+            source,
+            destination.region,
+            bytes,
+            destination.last_use,
+        );
     }
 }
 
 /// The reads that bring a group into an entry.
-pub(super) fn pieces(group: &Group) -> Vec<ReadPiece> {
-    let piece = |extent: &crate::placement::Extent| ReadPiece {
+pub(super) fn pieces(group: &Group) -> Vec<RegionPiece> {
+    let piece = |extent: &crate::placement::Extent| RegionPiece {
         file_offset: extent.file_offset,
         offset: extent.entry_offset as usize,
         bytes: extent.bytes as usize,
