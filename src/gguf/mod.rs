@@ -12,10 +12,12 @@
 
 #![deny(clippy::indexing_slicing)]
 
+pub mod card;
 mod cursor;
 mod error;
 mod hyperparameters;
 mod metadata;
+mod mixture;
 mod reader;
 mod tensor_type;
 mod writer;
