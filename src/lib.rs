@@ -4,6 +4,7 @@
 
 pub mod gguf;
 pub mod metrics;
+pub mod synth;
 
 pub mod placement;
 

@@ -12,12 +12,18 @@
 
 #![deny(clippy::indexing_slicing)]
 
+pub mod card;
 mod cursor;
 mod error;
 mod hyperparameters;
 mod metadata;
+mod mixture;
 mod reader;
 mod tensor_type;
+mod writer;
+
+#[cfg(test)]
+mod hostile_tests;
 
 use std::collections::HashMap;
 
@@ -25,6 +31,7 @@ pub use error::GgufError;
 pub use hyperparameters::{Hyperparameters, RopeScaling};
 pub use metadata::{Array, Metadata, Value};
 pub use tensor_type::TensorType;
+pub use writer::{Header, TensorShape};
 
 /// One tensor of the file: where its bytes are and what shape they have.
 #[derive(Clone, Debug, PartialEq)]

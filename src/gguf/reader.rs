@@ -11,10 +11,10 @@ use super::error::{GgufError, quote};
 use super::metadata::Metadata;
 use super::{Gguf, TensorInfo, TensorType};
 
-const MAGIC: [u8; 4] = *b"GGUF";
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// The key of the alignment of tensor data, and its value where the key is absent.
-pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
-pub(super) const ALIGNMENT_DEFAULT: u64 = 32;
+const ALIGNMENT_KEY: &str = "general.alignment";
+const ALIGNMENT_DEFAULT: u64 = 32;
 const ALIGNMENT_MAX: u64 = 16 << 20;
 /// The format allows keys of 2^16 - 1 bytes and tensor names of 64.
 const KEY_BYTES_MAX: u64 = 65_535;
@@ -48,7 +48,7 @@ impl Gguf {
         Gguf::read(bytes, bytes.len() as u64)
     }
 
-    fn read(input: impl Read, file_bytes: u64) -> Result<Gguf, GgufError> {
+    pub(super) fn read(input: impl Read, file_bytes: u64) -> Result<Gguf, GgufError> {
         let mut cursor = Cursor::new(input, file_bytes);
         let version = read_version(&mut cursor)?;
         let header = || "the header".to_owned();
@@ -171,7 +171,7 @@ fn read_metadata(cursor: &mut Cursor<impl Read>, count: u64) -> Result<Metadata,
 }
 
 /// The alignment of tensor data.
-fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
+pub(super) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
     let alignment = metadata.u64(ALIGNMENT_KEY)?.unwrap_or(ALIGNMENT_DEFAULT);
     if !alignment.is_power_of_two() || alignment > ALIGNMENT_MAX {
         return Err(GgufError::key(
