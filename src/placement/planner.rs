@@ -6,14 +6,16 @@
 //! first that holds together, and then shrinks what it reserved to what that layout needs.
 
 use super::groups::{Catalogue, SliceRule};
-use super::homes::{self, Capacity, Strategy};
-use super::plan::{uses_device_ring, uses_host_ring};
+use super::homes::Strategy;
+use super::layout::{
+    Candidate, DEVICE_RING_ENTRIES, HOST_RING_ENTRIES, Layout, RING_ENTRIES_MIN, Reserve, Split,
+};
 use super::refusal::{self, PlanError};
 use super::scratch::{self, ScratchNeeds};
 use super::simulate::{PREDICTED_WIDTHS, Scenario};
 use super::{
-    ARENA_ALIGNMENT, Executor, GatherBuffer, Group, GroupKind, KvSplit, PAGE_TOKENS, Plan, Rates,
-    Residence, Ring, ScratchItem, Tier, TierSplit, round_up,
+    ARENA_ALIGNMENT, GatherBuffer, Group, KvSplit, PAGE_TOKENS, Plan, Rates, Ring, Tier, TierSplit,
+    round_up,
 };
 use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
 use std::cell::RefCell;
@@ -83,12 +85,7 @@ const SLICE_BYTES_MAX: u64 = 128 << 20;
 const SLICE_BYTES_MIN: u64 = 256 << 10;
 /// A ring takes at most one part in this many of what KV, scratch and the small group leave.
 const RING_SHARE: u64 = 4;
-const HOST_RING_ENTRIES: u32 = 4;
-const DEVICE_RING_ENTRIES: u32 = 3;
-const RING_ENTRIES_MIN: u32 = 2;
 const READ_ALIGNMENT_MAX: u64 = 1 << 20;
-/// Rounds of giving what a layout reserved and does not need back to homes.
-const SHRINK_ROUNDS: usize = 4;
 
 /// Makes the plan, or says what is short, by how much, and the first thing to change.
 pub fn plan(
@@ -145,74 +142,15 @@ fn check(request: &PlanRequest) -> Result<(), PlanError> {
 
 /// One model and everything about it that does not depend on budgets.
 pub(super) struct Problem<'a> {
-    tensors: &'a [TensorInfo],
-    hyperparameters: &'a Hyperparameters,
-    catalogue: Catalogue,
-    read_alignment: u64,
-    small_bytes: u64,
+    pub(super) tensors: &'a [TensorInfo],
+    pub(super) hyperparameters: &'a Hyperparameters,
+    pub(super) catalogue: Catalogue,
+    pub(super) read_alignment: u64,
+    pub(super) small_bytes: u64,
     /// An upper bound of all homes, slice borders included.
-    file_weight_bytes: u64,
+    pub(super) file_weight_bytes: u64,
     /// The groups of the last slice size: neighbouring layouts mostly ask for the same.
-    last_groups: RefCell<Option<(u64, Rc<Vec<Group>>)>>,
-}
-
-/// A candidate plan: who rests where and how each tier is split.
-pub(super) struct Layout {
-    groups: Rc<Vec<Group>>,
-    residences: Vec<Residence>,
-    elements: Vec<u64>,
-    mapped: bool,
-    slice_bytes: u64,
-    step_width: u32,
-    kv: KvSplit,
-    pub(super) split: Split,
-}
-
-/// What is set aside on each tier before homes are given out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Reserve {
-    host_ring: Ring,
-    device_ring: Ring,
-    gather: GatherBuffer,
-    staging_bytes: u64,
-}
-
-impl Reserve {
-    /// Whether what `needed` asks for has been set aside.
-    fn covers(&self, needed: &Reserve) -> bool {
-        let ring = |have: Ring, need: Ring| {
-            need.entries == 0
-                || (have.entries >= need.entries && have.entry_bytes >= need.entry_bytes)
-        };
-        ring(self.host_ring, needed.host_ring)
-            && ring(self.device_ring, needed.device_ring)
-            && self.gather.bytes() >= needed.gather.bytes()
-            && self.staging_bytes >= needed.staging_bytes
-    }
-}
-
-/// The budgets, split.
-#[derive(Clone, Debug)]
-pub(super) struct Split {
-    pub(super) device: Option<TierSplit>,
-    pub(super) host: TierSplit,
-    pub(super) scratch: Vec<ScratchItem>,
-    reserve: Reserve,
-}
-
-impl Split {
-    fn fits(&self) -> bool {
-        let within = |split: &TierSplit| split.claimed() <= split.budget;
-        within(&self.host) && self.device.as_ref().is_none_or(within)
-    }
-
-    /// What is left for homes.
-    fn capacity(&self) -> Capacity {
-        Capacity {
-            device: self.device.map(|split| split.free()),
-            host: self.host.free(),
-        }
-    }
+    pub(super) last_groups: RefCell<Option<(u64, Rc<Vec<Group>>)>>,
 }
 
 impl<'a> Problem<'a> {
@@ -312,7 +250,7 @@ impl<'a> Problem<'a> {
     }
 
     /// A slot for each row of a step, wide enough for the aligned read around any row.
-    fn gather_buffer(&self, width: u32) -> GatherBuffer {
+    pub(super) fn gather_buffer(&self, width: u32) -> GatherBuffer {
         let Some(index) = self.catalogue.embedding_rows() else {
             return GatherBuffer::default();
         };
@@ -326,7 +264,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    fn split(
+    pub(super) fn split(
         &self,
         request: &PlanRequest,
         kv: KvSplit,
@@ -444,7 +382,6 @@ impl<'a> Problem<'a> {
             groups: &layout.groups,
             residences: &layout.residences,
             elements: &layout.elements,
-            device: request.device,
             rates: &request.rates,
             host_entries: layout.split.reserve.host_ring.entries,
             device_entries: layout.split.reserve.device_ring.entries,
@@ -491,300 +428,11 @@ impl<'a> Problem<'a> {
     }
 }
 
-impl Layout {
-    /// How many rings there are: the fewer the better.
-    fn rings(&self) -> u32 {
-        let reserve = &self.split.reserve;
-        u32::from(reserve.host_ring.entries > 0) + u32::from(reserve.device_ring.entries > 0)
-    }
-}
-
 /// Whether the host multiplies by groups on a machine with a device tier.
-fn host_executes(request: &PlanRequest) -> bool {
+pub(super) fn host_executes(request: &PlanRequest) -> bool {
     match (request.device, request.executor) {
         (DeviceKind::Cpu, _) => false,
         (DeviceKind::Emulated, ExecutorChoice::Host) => true,
         (DeviceKind::Emulated, ExecutorChoice::Auto | ExecutorChoice::Device) => false,
-    }
-}
-
-/// One step width and slice size.
-struct Candidate<'a> {
-    problem: &'a Problem<'a>,
-    request: &'a PlanRequest,
-    kv: KvSplit,
-    width: u32,
-    slice_bytes: u64,
-    groups: Rc<Vec<Group>>,
-}
-
-impl Candidate<'_> {
-    fn split(&self, reserve: Reserve) -> Split {
-        let small = self.problem.small_bytes;
-        self.problem
-            .split(self.request, self.kv, self.width, reserve, small)
-    }
-
-    /// All of the file's weights as they are in the file, where they fit.
-    fn mapped(&self) -> Option<Layout> {
-        if !self.request.map_file || self.request.device != DeviceKind::Cpu {
-            return None;
-        }
-        let mut split =
-            self.problem
-                .split(self.request, self.kv, self.width, Reserve::default(), 0);
-        split.host.weights = self
-            .groups
-            .iter()
-            .fold(0u64, |sum, group| sum.saturating_add(group.home_bytes()));
-        let residence = Residence {
-            home: Tier::Host,
-            executor: Executor::Host,
-        };
-        let residences = vec![residence; self.groups.len()];
-        split.fits().then(|| self.layout(residences, split, true))
-    }
-
-    fn layout(&self, residences: Vec<Residence>, split: Split, mapped: bool) -> Layout {
-        let tensors = self.problem.tensors;
-        let elements_of = |group: &Group| {
-            let of_parts = group.parts.iter();
-            of_parts.fold(0u64, |sum, part| {
-                let rows = part.rows.end - part.rows.start;
-                sum.saturating_add(rows.saturating_mul(tensors[part.tensor].columns()))
-            })
-        };
-        Layout {
-            elements: self.groups.iter().map(elements_of).collect(),
-            groups: Rc::clone(&self.groups),
-            residences,
-            mapped,
-            slice_bytes: self.slice_bytes,
-            step_width: self.width,
-            kv: self.kv,
-            split,
-        }
-    }
-
-    /// The first layout that holds together, from the one that reserves least to the one that reserves most.
-    fn with_strategy(&self, strategy: Strategy) -> Option<Layout> {
-        let streams_to_device =
-            self.request.device != DeviceKind::Cpu && !host_executes(self.request);
-        // (device ring, host ring)
-        let rings: &[(bool, bool)] = match streams_to_device {
-            true => &[(false, false), (true, false), (true, true)],
-            false => &[(false, false), (false, true)],
-        };
-        for &(device_ring, host_ring) in rings {
-            // Only rings have entries to do with fewer of.
-            let fewest = match device_ring || host_ring {
-                true => RING_ENTRIES_MIN,
-                false => HOST_RING_ENTRIES,
-            };
-            for entries_max in (fewest..=HOST_RING_ENTRIES).rev() {
-                for gather in [false, true] {
-                    let reserve = self.reserve(device_ring, host_ring, gather, entries_max);
-                    if let Some(layout) = self.settle(strategy, reserve) {
-                        return Some(layout);
-                    }
-                }
-            }
-        }
-        None
-    }
-
-    /// What to set aside before it is known which groups will stream.
-    fn reserve(
-        &self,
-        device_ring: bool,
-        host_ring: bool,
-        gather: bool,
-        entries_max: u32,
-    ) -> Reserve {
-        let streamable = self.groups.iter().filter(|group| group.is_streamable());
-        let entry_bytes = streamable.map(Group::home_bytes).max().unwrap_or(0);
-        let ring = |exists: bool, usual: u32| match exists {
-            true => Ring {
-                entries: self.entries(usual, entries_max),
-                entry_bytes,
-            },
-            false => Ring::default(),
-        };
-        let stages = self.request.device != DeviceKind::Cpu && !host_ring;
-        Reserve {
-            host_ring: ring(host_ring, HOST_RING_ENTRIES),
-            device_ring: ring(device_ring, DEVICE_RING_ENTRIES),
-            gather: match gather {
-                true => self.problem.gather_buffer(self.width),
-                false => GatherBuffer::default(),
-            },
-            staging_bytes: if stages { entry_bytes } else { 0 },
-        }
-    }
-
-    fn entries(&self, usual: u32, entries_max: u32) -> u32 {
-        match self.request.ring_entries {
-            Some(entries) => entries.max(RING_ENTRIES_MIN),
-            None => usual.min(entries_max),
-        }
-    }
-
-    /// Gives out homes beside `reserve`, then shrinks the reserve to what that needs and gives what it frees to homes
-    /// too, as long as that holds together.
-    fn settle(&self, strategy: Strategy, reserve: Reserve) -> Option<Layout> {
-        let (mut residences, mut needed) = self.give_homes(strategy, reserve)?;
-        for _ in 0..SHRINK_ROUNDS {
-            let Some((again, needed_again)) = self.give_homes(strategy, needed) else {
-                break;
-            };
-            let settled = needed_again == needed;
-            (residences, needed) = (again, needed_again);
-            if settled {
-                break;
-            }
-        }
-        let mut split = self.split(needed);
-        for (group, residence) in self.groups.iter().zip(&residences) {
-            // The small group is in both splits already.
-            let weights = match (group.kind, residence.home, &mut split.device) {
-                (GroupKind::Small, _, _) | (_, Tier::Storage, _) | (_, Tier::Device, None) => {
-                    continue;
-                }
-                (_, Tier::Device, Some(device)) => &mut device.weights,
-                (_, Tier::Host, _) => &mut split.host.weights,
-            };
-            *weights = weights.saturating_add(group.home_bytes());
-        }
-        debug_assert!(split.fits(), "homes beyond the budget: {split:?}");
-        Some(self.layout(residences, split, false))
-    }
-
-    /// Homes beside `reserve` and what they need set aside; `None` where that is more than `reserve`.
-    fn give_homes(
-        &self,
-        strategy: Strategy,
-        reserve: Reserve,
-    ) -> Option<(Vec<Residence>, Reserve)> {
-        let split = self.split(reserve);
-        if !split.fits() {
-            return None;
-        }
-        let homes = homes::choose(&self.groups, split.capacity(), strategy);
-        let residences: Vec<Residence> = self
-            .groups
-            .iter()
-            .zip(homes)
-            .map(|(group, home)| Residence {
-                home,
-                executor: self.executor(group, home),
-            })
-            .collect();
-        let needed = self.needed(&residences, reserve);
-        reserve.covers(&needed).then_some((residences, needed))
-    }
-
-    fn executor(&self, group: &Group, home: Tier) -> Executor {
-        match (self.request.device, home) {
-            (DeviceKind::Cpu, _) => Executor::Host,
-            (_, Tier::Device) => Executor::Device,
-            // Rows are gathered where they rest.
-            _ if group.kind == GroupKind::Embedding => Executor::Host,
-            _ if host_executes(self.request) => Executor::Host,
-            _ => Executor::Device,
-        }
-    }
-
-    /// What these residences need set aside, with as many entries as `reserve` has.
-    fn needed(&self, residences: &[Residence], reserve: Reserve) -> Reserve {
-        let largest = |uses: &dyn Fn(&Group, Residence) -> bool| {
-            let both = self.groups.iter().zip(residences);
-            let used = both.filter(|(group, residence)| uses(group, **residence));
-            used.map(|(group, _)| group.home_bytes()).max()
-        };
-        let on_device =
-            largest(&|group, residence| group.is_streamable() && residence.home == Tier::Device);
-        let from_storage = largest(&uses_host_ring);
-        let ring = |largest: Option<u64>, entries: u32| match largest {
-            Some(entry_bytes) => Ring {
-                // A ring that was not reserved has no entries yet: any number shows that it is missing.
-                entries: entries.max(RING_ENTRIES_MIN),
-                entry_bytes,
-            },
-            None => Ring::default(),
-        };
-        let kind_gathered = match self.problem.hyperparameters.tied_head {
-            true => GroupKind::Head,
-            false => GroupKind::Embedding,
-        };
-        let gathers = self
-            .groups
-            .iter()
-            .zip(residences)
-            .any(|(group, residence)| {
-                group.kind == kind_gathered && residence.home == Tier::Storage
-            });
-        Reserve {
-            // Device homes are loaded through the host ring where there is one.
-            host_ring: ring(
-                from_storage.map(|bytes| bytes.max(on_device.unwrap_or(0))),
-                reserve.host_ring.entries,
-            ),
-            device_ring: ring(largest(&uses_device_ring), reserve.device_ring.entries),
-            gather: match gathers {
-                true => self.problem.gather_buffer(self.width),
-                false => GatherBuffer::default(),
-            },
-            staging_bytes: match from_storage {
-                Some(_) => 0,
-                None => on_device.unwrap_or(0),
-            },
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::shapes::{Shape, request};
-    use super::*;
-
-    #[test]
-    fn show() {
-        let (gguf, hp) = Shape::smollm2().index();
-        let mib = 1u64 << 20;
-        println!(
-            "{}",
-            plan_tensors(&gguf, &hp, &request(Some(48 * mib), 24 * mib))
-                .unwrap()
-                .report()
-        );
-        println!(
-            "{}",
-            plan_tensors(&gguf, &hp, &request(None, 24 * mib))
-                .unwrap()
-                .report()
-        );
-        println!(
-            "{}",
-            plan_tensors(&gguf, &hp, &request(None, 10 * mib)).unwrap_err()
-        );
-        println!(
-            "{}",
-            plan_tensors(&gguf, &hp, &request(Some(10 * mib), 1 * mib)).unwrap_err()
-        );
-        let (gguf, hp) = Shape::llama_1b().index();
-        println!(
-            "{}",
-            plan_tensors(&gguf, &hp, &request(Some(64 * mib), 128 * mib))
-                .unwrap()
-                .report()
-        );
-        let (gguf, hp) = Shape::llama_70b().index();
-        let mut r = request(Some(24 << 30), 24 << 30);
-        r.rates = super::super::HardwareCard::open(std::path::Path::new(
-            "config/hardware/rtx-4090-desktop.toml",
-        ))
-        .unwrap()
-        .rates;
-        println!("{}", plan_tensors(&gguf, &hp, &r).unwrap().report());
     }
 }

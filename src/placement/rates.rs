@@ -23,17 +23,18 @@ pub struct Rates {
 }
 
 impl Default for Rates {
-    /// An unknown machine, on the modest side: a desktop with a PCIe 3 x16 card of the middle class, two channels of
-    /// DDR4 and an NVMe drive. Predictions made from these are called assumed.
+    /// An unknown machine without a GPU: two channels of DDR4, a few cores and an NVMe drive, on the modest side. What
+    /// stands for the device is the host's RAM and kernels, behind a link at the default `--link-rate`. Predictions
+    /// made from these are called assumed.
     fn default() -> Rates {
         Rates {
-            storage_bytes_per_second: 2.0e9,
-            link_bytes_per_second: 12.0e9,
-            device_memory_bytes_per_second: 300.0e9,
+            storage_bytes_per_second: 1.5e9,
+            link_bytes_per_second: 4.0e9,
+            device_memory_bytes_per_second: 12.0e9,
             host_memory_bytes_per_second: 30.0e9,
-            host_kernel_bytes_per_second: 15.0e9,
-            host_flops_per_second: 200.0e9,
-            device_flops_per_second: 20.0e12,
+            host_kernel_bytes_per_second: 12.0e9,
+            host_flops_per_second: 2.0e11,
+            device_flops_per_second: 2.0e11,
         }
     }
 }

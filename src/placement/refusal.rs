@@ -2,7 +2,8 @@
 //!
 //! Advice is not computed beside the planner: every change that is advised has been planned with, and fits.
 
-use super::planner::{DeviceKind, Layout, PlanRequest, Problem};
+use super::layout::Layout;
+use super::planner::{DeviceKind, PlanRequest, Problem};
 use super::{HumanBytes, PAGE_TOKENS, Tier, TierSplit};
 use std::fmt;
 

@@ -10,7 +10,6 @@
 //! Several steps run one after the other, prefetch runs across the border between them, and the last is timed.
 
 use super::plan::{uses_device_ring, uses_host_ring};
-use super::planner::DeviceKind;
 use super::{Executor, Group, GroupKind, Plan, Rates, Residence};
 
 /// The widths that every plan predicts.
@@ -140,7 +139,6 @@ pub(super) struct Scenario<'a> {
     pub(super) groups: &'a [Group],
     pub(super) residences: &'a [Residence],
     pub(super) elements: &'a [u64],
-    pub(super) device: DeviceKind,
     pub(super) rates: &'a Rates,
     pub(super) host_entries: u32,
     pub(super) device_entries: u32,
@@ -156,14 +154,15 @@ impl Scenario<'_> {
             _ => width,
         };
         let rates = self.rates;
-        let (bytes_rate, flops_rate) = match (self.device, residence.executor) {
-            (DeviceKind::Cpu, _) | (_, Executor::Host) | (DeviceKind::Emulated, _) => {
-                // The emulated device computes with the host's kernels.
-                (
-                    rates.host_kernel_bytes_per_second,
-                    rates.host_flops_per_second,
-                )
-            }
+        let (bytes_rate, flops_rate) = match residence.executor {
+            Executor::Device => (
+                rates.device_memory_bytes_per_second,
+                rates.device_flops_per_second,
+            ),
+            Executor::Host => (
+                rates.host_kernel_bytes_per_second,
+                rates.host_flops_per_second,
+            ),
         };
         let flops = 2.0 * self.elements[index] as f64 * f64::from(rows);
         let bytes = group.entry_bytes as f64;
@@ -237,7 +236,6 @@ pub(super) fn predict(plan: &Plan, width: u32) -> Prediction {
         groups: &plan.groups,
         residences: &plan.residences,
         elements: &plan.elements,
-        device: plan.device,
         rates: &plan.rates,
         host_entries: plan.host_ring.entries,
         device_entries: plan.device_ring.entries,
