@@ -26,6 +26,19 @@ pub(super) enum Format32 {
 }
 
 impl Format32 {
+    /// The format whose discriminant is `index`: formats are const parameters of the loops.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const fn from_index(index: u8) -> Format32 {
+        match index {
+            0 => Format32::Q4_0,
+            1 => Format32::Q4_1,
+            2 => Format32::Q5_0,
+            3 => Format32::Q5_1,
+            4 => Format32::Q8_0,
+            _ => panic!("index of a format with blocks of 32"),
+        }
+    }
+
     pub(super) const fn block_bytes(self) -> usize {
         match self {
             Format32::Q4_0 => 18,
@@ -108,6 +121,19 @@ pub(super) enum Format256 {
 }
 
 impl Format256 {
+    /// The format whose discriminant is `index`: formats are const parameters of the loops.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const fn from_index(index: u8) -> Format256 {
+        match index {
+            0 => Format256::Q2K,
+            1 => Format256::Q3K,
+            2 => Format256::Q4K,
+            3 => Format256::Q5K,
+            4 => Format256::Q6K,
+            _ => panic!("index of a format with blocks of 256"),
+        }
+    }
+
     pub(super) const fn block_bytes(self) -> usize {
         match self {
             Format256::Q2K => 84,

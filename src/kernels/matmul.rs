@@ -223,3 +223,6 @@ fn multiply_rows(set: InstructionSet, weight: &MatrixView<'_>, x: &Activations<'
         },
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -27,6 +27,8 @@ mod attention;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod avx512_wide;
 mod blocks;
 mod elementwise;
 mod float;
