@@ -2,7 +2,7 @@
 //!
 //! A file that shrinks while it is mapped, or a disk that fails, turns a plain load into a SIGBUS. No code can go on
 //! from there (the load has no value), so the handler says which file it was, in one line, and ends the process. Any
-//! other SIGBUS is left to whoever handled it before.
+//! other SIGBUS keeps its meaning.
 
 #![expect(
     unsafe_code,
@@ -157,15 +157,16 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _context: *m
             }
         }
     }
-    // Not ours: put the former action back. A fault happens again on return and meets it; a signal that was sent is sent
-    // again.
-    if let Some(previous) = PREVIOUS.get() {
-        // SAFETY: `previous` is the action that the kernel gave; both calls are async-signal-safe.
-        unsafe {
-            libc::sigaction(signal, previous, std::ptr::null_mut());
-            if !from_fault {
-                libc::raise(signal);
-            }
+    // Not ours. A fault happens again on return and meets the former action: std's, which tells a stack overflow. A signal
+    // that was sent does not come again by itself, and std's handler would swallow it: it gets the default action.
+    // SAFETY: all zeros is SIG_DFL without flags; `previous` is the action that the kernel gave. Both calls are
+    // async-signal-safe.
+    unsafe {
+        let default: libc::sigaction = std::mem::zeroed();
+        let previous = PREVIOUS.get().filter(|_| from_fault);
+        libc::sigaction(signal, previous.unwrap_or(&default), std::ptr::null_mut());
+        if !from_fault {
+            libc::raise(signal);
         }
     }
 }
