@@ -2,7 +2,7 @@
 //!
 //! A file that shrinks while it is mapped, or a disk that fails, turns a plain load into a SIGBUS. No code can go on
 //! from there (the load has no value), so the handler says which file it was, in one line, and ends the process. Any
-//! other SIGBUS is left to whoever handled it before.
+//! other SIGBUS keeps its meaning.
 
 #![expect(
     unsafe_code,
@@ -126,7 +126,7 @@ fn install_handler() -> io::Result<()> {
                 return Err(io::Error::last_os_error().raw_os_error().unwrap_or(0));
             }
             // Before ours is in force: the handler must find it.
-            drop(PREVIOUS.set(previous));
+            let _ = PREVIOUS.set(previous);
             // SAFETY: the action is fully initialised, and its handler has the signature that SA_SIGINFO asks for and calls
             // async-signal-safe functions only.
             let set =
@@ -157,15 +157,112 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _context: *m
             }
         }
     }
-    // Not ours: put the former action back. A fault happens again on return and meets it; a signal that was sent is sent
-    // again.
-    if let Some(previous) = PREVIOUS.get() {
-        // SAFETY: `previous` is the action that the kernel gave; both calls are async-signal-safe.
-        unsafe {
-            libc::sigaction(signal, previous, std::ptr::null_mut());
-            if !from_fault {
-                libc::raise(signal);
-            }
+    // Not ours. A fault happens again on return and meets the former action: std's, which tells a stack overflow. A signal
+    // that was sent does not come again by itself, and std's handler would swallow it: it gets the default action.
+    // SAFETY: all zeros is SIG_DFL without flags; `previous` is the action that the kernel gave. Both calls are
+    // async-signal-safe.
+    unsafe {
+        let default: libc::sigaction = std::mem::zeroed();
+        let previous = PREVIOUS.get().filter(|_| from_fault);
+        libc::sigaction(signal, previous.unwrap_or(&default), std::ptr::null_mut());
+        if !from_fault {
+            libc::raise(signal);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::{Command, Output};
+
+    /// Names what a child process of this test binary is to do.
+    const CHILD: &str = "STRATA_TEST_BUS_ERROR";
+
+    #[test]
+    fn a_mapped_file_reads_as_its_bytes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"weights").unwrap();
+        assert_eq!(MappedFile::map(file.path()).unwrap().bytes(), b"weights");
+        std::fs::write(file.path(), b"").unwrap();
+        for path in [file.path(), Path::new("/none"), Path::new("/")] {
+            let Err(error) = MappedFile::map(path) else {
+                panic!("{} is mapped", path.display());
+            };
+            assert!(
+                error.to_string().contains(path.to_str().unwrap()),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_slot_is_free_again_when_its_mapping_goes() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"weights").unwrap();
+        for _ in 0..3 * MAPPINGS_MAX {
+            MappedFile::map(file.path()).unwrap();
+        }
+    }
+
+    /// Runs the test `child` below in a process of its own.
+    fn run_child(task: &str) -> Output {
+        let name = format!("{}::child", module_path!().split_once("::").unwrap().1);
+        Command::new(std::env::current_exe().unwrap())
+            .args([name.as_str(), "--exact", "--nocapture"])
+            .env(CHILD, task)
+            .output()
+            .unwrap()
+    }
+
+    #[test]
+    fn a_file_that_shrinks_ends_the_process_with_its_name() {
+        let output = run_child("shrink");
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(EXIT_CODE), "{text}");
+        let told = text
+            .lines()
+            .find(|line| line.starts_with("strata: "))
+            .unwrap_or_else(|| panic!("{text}"));
+        assert!(
+            told.contains("shrinking.gguf") && told.contains("--host-memory"),
+            "{told}"
+        );
+    }
+
+    #[test]
+    fn another_bus_error_keeps_its_meaning() {
+        for task in ["kill", "other-mapping"] {
+            let output = run_child(task);
+            let text = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{task}: {text}");
+            assert!(!text.contains("strata: "), "{text}");
+        }
+    }
+
+    /// Does nothing unless it runs in the child process of one of the tests above.
+    #[test]
+    fn child() {
+        let Ok(task) = std::env::var(CHILD) else {
+            return;
+        };
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("shrinking.gguf");
+        std::fs::write(&path, vec![1; 3 << 20]).unwrap();
+        let mapped = MappedFile::map(&path).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        // SAFETY: never written; the bytes are only looked at.
+        let other = unsafe { memmap2::Mmap::map(&File::open(&path).unwrap()) }.unwrap();
+        file.set_len(4096).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(mapped.bytes()[4095], 1);
+        match task.as_str() {
+            "shrink" => assert_ne!(std::hint::black_box(mapped.bytes())[2 << 20], 1),
+            "other-mapping" => assert_ne!(std::hint::black_box(&other)[2 << 20], 1),
+            // SAFETY: sends a signal to this process, which exists for it.
+            "kill" => assert_ne!(unsafe { libc::kill(libc::getpid(), libc::SIGBUS) }, 0),
+            other => panic!("{other}"),
         }
     }
 }

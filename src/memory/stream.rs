@@ -267,3 +267,209 @@ fn sleep_precisely() {
     // SAFETY: sets a number of the calling thread; no memory is involved. A refusal costs precision only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1000usize) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    struct Fixture {
+        host: Arc<Arena>,
+        device: Arc<Arena>,
+        stream: CopyStream,
+        done: mpsc::Receiver<u64>,
+    }
+
+    /// Two arenas of 8 MiB; byte i of the host's is the number of its page.
+    fn fixture(rate: Option<f64>) -> Fixture {
+        let host = Arc::new(Arena::new("host", 8 << 20).unwrap());
+        let device = Arc::new(Arena::new("device", 8 << 20).unwrap());
+        let all = host.allocate_low(8 << 20).unwrap();
+        // SAFETY: nothing else uses the arena yet.
+        let bytes = unsafe { host.bytes_mut(all) };
+        for (page, bytes) in bytes.chunks_mut(4096).enumerate() {
+            bytes.fill((page % 251) as u8);
+        }
+        let (sender, done) = mpsc::channel();
+        let stream = CopyStream::start(
+            Arc::clone(&host),
+            Arc::clone(&device),
+            rate,
+            Box::new(move |ticket| {
+                let _ = sender.send(ticket);
+            }),
+        );
+        Fixture {
+            host,
+            device,
+            stream,
+            done,
+        }
+    }
+
+    fn span(page: usize, pages: usize) -> Span {
+        Span {
+            offset: page * 4096,
+            bytes: pages * 4096,
+        }
+    }
+
+    /// The first byte of a device page whose copy is over.
+    fn page_value(device: &Arena, page: usize) -> u8 {
+        // SAFETY: the tests look only at pages to which no copy is queued.
+        let bytes = unsafe { device.bytes(span(page, 1)) };
+        bytes[0]
+    }
+
+    #[test]
+    fn copies_land_where_they_should_and_are_reported_in_order() {
+        let Fixture {
+            host,
+            device,
+            stream,
+            done,
+        } = fixture(None);
+        let events: Vec<_> = (0..500u64)
+            .map(|ticket| {
+                let page = ticket as usize * 2;
+                stream.copy(
+                    ticket,
+                    span(page, 2),
+                    span(1998 - page, 2),
+                    Event::recorded(),
+                )
+            })
+            .collect();
+        stream.drain();
+        assert!(events.iter().all(Event::is_complete));
+        assert_eq!(
+            done.try_iter().collect::<Vec<_>>(),
+            (0..500).collect::<Vec<_>>()
+        );
+        for page in (0..1000).step_by(2) {
+            // SAFETY: the stream is drained.
+            let (from, to) = unsafe {
+                (
+                    host.bytes(span(page, 2)),
+                    device.bytes(span(1998 - page, 2)),
+                )
+            };
+            assert!(from == to, "page {page}");
+        }
+        assert_eq!(stream.totals().bytes, 500 * 8192);
+    }
+
+    #[test]
+    fn a_copy_waits_for_the_last_use_and_those_behind_it_wait_too() {
+        let Fixture {
+            device,
+            stream,
+            done,
+            ..
+        } = fixture(None);
+        let last_use = Event::new();
+        let first = stream.copy(1, span(5, 1), span(0, 1), last_use.clone());
+        let second = stream.copy(2, span(6, 1), span(1, 1), Event::recorded());
+        assert!(!first.is_complete() && !second.is_complete());
+        assert_eq!(page_value(&device, 0), 0);
+        assert_eq!(page_value(&device, 1), 0);
+        last_use.record();
+        second.wait();
+        assert!(first.is_complete());
+        assert_eq!((page_value(&device, 0), page_value(&device, 1)), (5, 6));
+        assert_eq!((done.recv().unwrap(), done.recv().unwrap()), (1, 2));
+    }
+
+    #[test]
+    fn the_event_comes_before_the_report_and_the_report_may_copy_on() {
+        let host = Arc::new(Arena::new("host", 1 << 20).unwrap());
+        let device = Arc::new(Arena::new("device", 1 << 20).unwrap());
+        let stream: Arc<OnceStream> = Arc::default();
+        let (sender, done) = mpsc::channel();
+        let for_report = Arc::clone(&stream);
+        let started = CopyStream::start(
+            host,
+            device,
+            None,
+            Box::new(move |ticket| {
+                if ticket < 5 {
+                    let stream = for_report.0.get().unwrap();
+                    stream.copy(ticket + 1, span(0, 1), span(1, 1), Event::recorded());
+                }
+                sender.send(ticket).unwrap();
+            }),
+        );
+        assert!(stream.0.set(started).is_ok());
+        let handle = stream.0.get().unwrap();
+        let ready = handle.copy(0, span(0, 1), span(1, 1), Event::recorded());
+        assert_eq!(done.recv().unwrap(), 0);
+        assert!(ready.is_complete());
+        handle.drain();
+        assert_eq!(done.try_iter().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    }
+
+    #[derive(Default)]
+    struct OnceStream(std::sync::OnceLock<CopyStream>);
+
+    #[test]
+    fn dropping_the_stream_waits_for_every_copy() {
+        let Fixture {
+            device,
+            stream,
+            done,
+            ..
+        } = fixture(Some(1e9));
+        let ready = stream.copy(1, span(0, 1000), span(0, 1000), Event::recorded());
+        stream.copy(2, span(7, 1), span(1000, 1), Event::recorded());
+        drop(stream);
+        assert!(ready.is_complete());
+        assert_eq!(page_value(&device, 1000), 7);
+        assert_eq!(done.iter().collect::<Vec<_>>(), [1, 2]);
+    }
+
+    #[test]
+    fn the_link_is_never_faster_than_its_rate() {
+        let rate = 400e6;
+        let Fixture { stream, .. } = fixture(Some(rate));
+        let start = Instant::now();
+        let copies = 10;
+        for ticket in 0..copies {
+            stream.copy(ticket, span(0, 1000), span(0, 1000), Event::recorded());
+        }
+        stream.drain();
+        let least = (copies * 1000 * 4096) as f64 / rate;
+        assert!(start.elapsed().as_secs_f64() >= least);
+        let totals = stream.totals();
+        assert_eq!(totals.bytes, copies * 1000 * 4096);
+        assert!(totals.busy_seconds() <= start.elapsed().as_secs_f64());
+    }
+
+    /// The pacing without a clock: what is due after given copies.
+    #[test]
+    fn pace_is_absolute_and_idle_time_is_not_made_up_for() {
+        let start = Instant::now() - Duration::from_secs(1000);
+        let mut pace = Pace {
+            bytes_per_second: Some(1e6),
+            free_at: start,
+        };
+        pace.take(1 << 20);
+        pace.take(1_000_000);
+        let due = pace.free_at.duration_since(start).as_secs_f64();
+        assert!((due - 2.048576).abs() < 1e-6, "{due}");
+        // A copy that was queued while the link was busy starts when the link is free.
+        pace.start(start + Duration::from_secs(1));
+        assert!((pace.free_at.duration_since(start).as_secs_f64() - due).abs() < 1e-9);
+        // One that came later starts when it came.
+        pace.start(start + Duration::from_secs(10));
+        pace.take(1_000_000);
+        assert_eq!(pace.free_at, start + Duration::from_secs(11));
+    }
+
+    #[test]
+    #[should_panic(expected = "one length")]
+    fn a_copy_between_spans_of_different_length_is_refused() {
+        fixture(None)
+            .stream
+            .copy(0, span(0, 1), span(0, 2), Event::recorded());
+    }
+}
