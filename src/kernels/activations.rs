@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use crate::gguf::TensorType;
 
-use super::ComputePool;
 use super::blocks::{Storage, storage};
+use super::ComputePool;
 use super::simd::{self, Lanes};
 
 /// `width` rows of `columns` elements. The 8-bit forms are made when a product first needs them and kept, so that

@@ -66,16 +66,8 @@ pub struct AttentionToken<'a> {
 pub fn store_kv(shape: &AttentionShape, page: &mut [u16], slot: usize, key: &[f32], value: &[f32]) {
     assert!(slot < PAGE_TOKENS, "slot {slot}");
     assert_eq!(page.len(), shape.page_elements(), "elements of a page");
-    assert_eq!(
-        key.len(),
-        shape.kv_heads * shape.key_length,
-        "elements of a key"
-    );
-    assert_eq!(
-        value.len(),
-        shape.kv_heads * shape.value_length,
-        "elements of a value"
-    );
+    assert_eq!(key.len(), shape.kv_heads * shape.key_length, "elements of a key");
+    assert_eq!(value.len(), shape.kv_heads * shape.value_length, "elements of a value");
     let (keys, values) = page.split_at_mut(shape.kv_heads * shape.key_length * PAGE_TOKENS);
     for (column, element) in keys.as_chunks_mut::<PAGE_TOKENS>().0.iter_mut().zip(key) {
         column[slot] = f32_to_f16(*element);
@@ -104,16 +96,8 @@ pub fn attention(
 ) {
     let width = tokens.len();
     assert!(shape.heads.is_multiple_of(shape.kv_heads), "{shape:?}");
-    assert_eq!(
-        queries.len(),
-        width * shape.heads * shape.key_length,
-        "{width} queries"
-    );
-    assert_eq!(
-        out.len(),
-        width * shape.heads * shape.value_length,
-        "{width} outputs"
-    );
+    assert_eq!(queries.len(), width * shape.heads * shape.key_length, "{width} queries");
+    assert_eq!(out.len(), width * shape.heads * shape.value_length, "{width} outputs");
     for token in tokens {
         let needed = token.position as usize / PAGE_TOKENS + 1;
         assert!(
@@ -214,11 +198,7 @@ fn attend_heads<L: Lanes, const H: usize>(task: &Task<'_>, queries: &[f32], out:
                 high = high.first(count.saturating_sub(16), f32::NEG_INFINITY);
             }
             let page_largest = low.max(high).largest();
-            let now = if page_largest > largest[h] {
-                page_largest
-            } else {
-                largest[h]
-            };
+            let now = if page_largest > largest[h] { page_largest } else { largest[h] };
             decay[h] = exp_of::<L>(largest[h] - now);
             largest[h] = now;
             let low = simd::exp(low.sub(L::splat(now)));
@@ -320,12 +300,9 @@ fn add_values<L: Lanes, const H: usize>(
     let odd = 16 * (whole - single.len());
     let rest = value_length - 16 * whole;
     let tail = sums[whole - whole % 2..].iter_mut();
-    for (sums, (start, len)) in tail.zip(
-        [(odd, 16), (16 * whole, rest)]
-            .into_iter()
-            .skip(1 - whole % 2),
-    ) {
-        let mut lanes: [L; H] = std::array::from_fn(|h| L::load(&sums[h]).mul(L::splat(decay[h])));
+    for (sums, (start, len)) in tail.zip([(odd, 16), (16 * whole, rest)].into_iter().skip(1 - whole % 2)) {
+        let mut lanes: [L; H] =
+            std::array::from_fn(|h| L::load(&sums[h]).mul(L::splat(decay[h])));
         for j in 0..count {
             let mut row = [0u16; 16];
             let from = j * value_length + start;

@@ -64,16 +64,10 @@ struct Shared {
 
 // SAFETY: `job` is written only by the caller that holds `ComputePool::turn`, while no chunk is owned, and read only
 // by owners of a chunk (see the protocol above); the function it points to is Sync and outlives the run.
-#[expect(
-    unsafe_code,
-    reason = "the job slot is shared under the ticket protocol"
-)]
+#[expect(unsafe_code, reason = "the job slot is shared under the ticket protocol")]
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the raw pointer is not tied to a thread.
-#[expect(
-    unsafe_code,
-    reason = "the job slot is shared under the ticket protocol"
-)]
+#[expect(unsafe_code, reason = "the job slot is shared under the ticket protocol")]
 unsafe impl Send for Shared {}
 
 impl ComputePool {
@@ -109,11 +103,7 @@ impl ComputePool {
             done: Condvar::new(),
             caller_sleeps: AtomicBool::new(false),
             // More threads than cores cannot gain by looking: the one that has work needs the core.
-            spin: if threads > cores {
-                Duration::ZERO
-            } else {
-                SPIN
-            },
+            spin: if threads > cores { Duration::ZERO } else { SPIN },
         });
         let workers = (1..threads)
             .map(|index| {
@@ -169,10 +159,7 @@ impl ComputePool {
             )
         };
         // SAFETY: `turn` is held and no chunk of an earlier run is owned, so nobody else looks at the slot.
-        #[expect(
-            unsafe_code,
-            reason = "the job slot is shared under the ticket protocol"
-        )]
+        #[expect(unsafe_code, reason = "the job slot is shared under the ticket protocol")]
         unsafe {
             *shared.job.get() = Job {
                 function,
@@ -249,10 +236,7 @@ impl Shared {
     /// Executes the chunk that the caller owns: the one taken when `left` chunks were left.
     fn execute(&self, left: u32) {
         // SAFETY: the calling thread owns a chunk, so the slot is not written and the function is alive.
-        #[expect(
-            unsafe_code,
-            reason = "the job slot is shared under the ticket protocol"
-        )]
+        #[expect(unsafe_code, reason = "the job slot is shared under the ticket protocol")]
         let (function, chunks) = unsafe {
             let job = &*self.job.get();
             (&*job.function, job.chunks)
@@ -284,10 +268,7 @@ impl Shared {
         let mut guard = lock(&self.lock);
         self.caller_sleeps.store(true, Ordering::SeqCst);
         while !is_finished() {
-            guard = self
-                .done
-                .wait(guard)
-                .unwrap_or_else(PoisonError::into_inner);
+            guard = self.done.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.caller_sleeps.store(false, Ordering::SeqCst);
     }
@@ -302,10 +283,7 @@ impl Shared {
             let mut guard = lock(&self.lock);
             self.sleeping.fetch_add(1, Ordering::SeqCst);
             while !has_work() {
-                guard = self
-                    .work
-                    .wait(guard)
-                    .unwrap_or_else(PoisonError::into_inner);
+                guard = self.work.wait(guard).unwrap_or_else(PoisonError::into_inner);
             }
             self.sleeping.fetch_sub(1, Ordering::SeqCst);
         }
@@ -356,11 +334,7 @@ mod tests {
                 pool.run(chunks, &|index| {
                     counts[index].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(
-                    counts
-                        .iter()
-                        .all(|count| count.load(Ordering::Relaxed) == 1)
-                );
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
         }
     }
