@@ -2,10 +2,11 @@
 
 use super::Api;
 use super::error::ApiError;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::header;
-use http_body_util::BodyExt;
+use futures_core::Stream;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -77,8 +78,9 @@ pub(super) async fn receive(api: &Api, request: Request) -> Result<Received, Api
         .map_err(|_| ApiError::body_too_slow())?
 }
 
-async fn read(api: &Api, mut body: Body, waits: bool) -> Result<Received, ApiError> {
-    let hint = axum::body::HttpBody::size_hint(&body);
+async fn read(api: &Api, body: Body, waits: bool) -> Result<Received, ApiError> {
+    let hint = body.size_hint();
+    let mut body = body.into_data_stream();
     let announced = hint.exact().unwrap_or(BODY_BYTES_MAX as u64);
     if announced > BODY_BYTES_MAX as u64 {
         // A client that waits for `100 Continue` has sent nothing yet.
@@ -94,11 +96,8 @@ async fn read(api: &Api, mut body: Body, waits: bool) -> Result<Received, ApiErr
         .await
         .map_err(|_| ApiError::internal("the server is shutting down"))?;
     let mut bytes = Vec::with_capacity(hint.exact().map_or(0, |exact| exact as usize));
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| ApiError::bad_request("the request's body broke off"))?;
-        let Ok(data) = frame.into_data() else {
-            continue;
-        };
+    while let Some(data) = next(&mut body).await {
+        let data = data.map_err(|_| ApiError::bad_request("the request's body broke off"))?;
         if bytes.len() + data.len() > BODY_BYTES_MAX {
             discard(&mut body, bytes.len()).await;
             return Err(ApiError::body_too_large(BODY_BYTES_MAX));
@@ -111,11 +110,15 @@ async fn read(api: &Api, mut body: Body, waits: bool) -> Result<Received, ApiErr
     })
 }
 
-async fn discard(body: &mut Body, mut seen_bytes: usize) {
+async fn next(body: &mut BodyDataStream) -> Option<Result<Bytes, axum::Error>> {
+    std::future::poll_fn(|context| Pin::new(&mut *body).poll_next(context)).await
+}
+
+async fn discard(body: &mut BodyDataStream, mut seen_bytes: usize) {
     while seen_bytes < DISCARDED_BYTES_MAX
-        && let Some(Ok(frame)) = body.frame().await
+        && let Some(Ok(data)) = next(body).await
     {
-        seen_bytes += frame.data_ref().map_or(0, Bytes::len);
+        seen_bytes += data.len();
     }
 }
 
