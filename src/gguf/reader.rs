@@ -1,0 +1,363 @@
+//! Reads the header of a GGUF file: metadata, then the tensor table, each checked as it is read.
+
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::{BufReader, Read};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use super::cursor::Cursor;
+use super::error::{GgufError, quote};
+use super::metadata::Metadata;
+use super::{Gguf, TensorInfo, TensorType};
+
+pub(super) const MAGIC: [u8; 4] = *b"GGUF";
+/// The key of the alignment of tensor data, and its value where the key is absent.
+const ALIGNMENT_KEY: &str = "general.alignment";
+const ALIGNMENT_DEFAULT: u64 = 32;
+const ALIGNMENT_MAX: u64 = 16 << 20;
+/// The format allows keys of 2^16 - 1 bytes and tensor names of 64.
+const KEY_BYTES_MAX: u64 = 65_535;
+const TENSOR_NAME_BYTES_MAX: u64 = 64;
+const DIMENSIONS_MAX: u32 = 4;
+/// The least that a key-value pair and a row of the tensor table take: lengths, type, one byte of value; length,
+/// number of dimensions, one dimension, type, offset.
+const PAIR_BYTES_MIN: u64 = 8 + 4 + 1;
+const TENSOR_BYTES_MIN: u64 = 8 + 4 + 8 + 4 + 8;
+
+impl Gguf {
+    /// Reads the index of a file. The weights are not touched. A directory, a pipe or a device is refused without
+    /// being read.
+    pub fn open(path: &Path) -> Result<Gguf, GgufError> {
+        let open_error = |error| GgufError::Open {
+            path: path.to_owned(),
+            error,
+        };
+        // A pipe without a writer would block an ordinary open.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open(path)
+            .map_err(open_error)?;
+        let file_bytes = regular_file_bytes(path, &file, open_error)?;
+        Gguf::read(BufReader::with_capacity(1 << 20, file), file_bytes)
+    }
+
+    /// Reads the index from the bytes of a whole file.
+    pub fn parse(bytes: &[u8]) -> Result<Gguf, GgufError> {
+        Gguf::read(bytes, bytes.len() as u64)
+    }
+
+    pub(super) fn read(input: impl Read, file_bytes: u64) -> Result<Gguf, GgufError> {
+        let mut cursor = Cursor::new(input, file_bytes);
+        let version = read_version(&mut cursor)?;
+        let header = || "the header".to_owned();
+        let tensor_count = cursor.u64(&header)?;
+        let pair_count = cursor.u64(&header)?;
+        check_count(&cursor, "key-value pairs", pair_count, PAIR_BYTES_MIN)?;
+        check_count(&cursor, "tensors", tensor_count, TENSOR_BYTES_MIN)?;
+
+        let metadata = read_metadata(&mut cursor, pair_count)?;
+        let alignment = alignment(&metadata)?;
+        let mut tensors = read_tensor_table(&mut cursor, tensor_count, alignment)?;
+        place_tensors(&mut tensors, cursor.position(), alignment, file_bytes)?;
+        Ok(Gguf::new(version, alignment, metadata, tensors, file_bytes))
+    }
+}
+
+fn regular_file_bytes(
+    path: &Path,
+    file: &File,
+    open_error: impl Fn(std::io::Error) -> GgufError,
+) -> Result<u64, GgufError> {
+    let attributes = file.metadata().map_err(open_error)?;
+    let kind = attributes.file_type();
+    let what = if kind.is_file() {
+        return Ok(attributes.len());
+    } else if kind.is_dir() {
+        "a directory"
+    } else if kind.is_fifo() {
+        "a pipe"
+    } else if kind.is_socket() {
+        "a socket"
+    } else {
+        "a device"
+    };
+    Err(GgufError::NotAFile {
+        path: path.to_owned(),
+        what,
+    })
+}
+
+/// Checks the magic and the version.
+fn read_version(cursor: &mut Cursor<impl Read>) -> Result<u32, GgufError> {
+    if cursor.left() == 0 {
+        return Err(GgufError::NotGguf {
+            found: "the file is empty; the download may have failed".to_owned(),
+        });
+    }
+    let start = || "the magic number".to_owned();
+    let magic: [u8; 4] = cursor.take(&start)?;
+    if magic != MAGIC {
+        return Err(GgufError::NotGguf {
+            found: describe_magic(magic),
+        });
+    }
+    let field = cursor.u32(&|| "the version".to_owned())?;
+    // Little-endian versions are small; the same number written big-endian has its low half empty.
+    if field != 0 && field & 0xffff == 0 {
+        return Err(GgufError::BigEndian { field });
+    }
+    if field != 2 && field != 3 {
+        return Err(GgufError::Version(field));
+    }
+    Ok(field)
+}
+
+/// What the first four bytes say the file is instead.
+fn describe_magic(magic: [u8; 4]) -> String {
+    let known = match &magic {
+        b"<!DO" | b"<!do" | b"<htm" | b"<HTM" => {
+            "this is an HTML page; the download saved a web page in place of the model"
+        }
+        b"vers" => "this is probably a Git LFS pointer; fetch the file itself with `git lfs pull`",
+        b"PK\x03\x04" => {
+            "this is a zip archive, perhaps a PyTorch checkpoint; convert it with llama.cpp's convert_hf_to_gguf.py"
+        }
+        b"lmgg" | b"tjgg" | b"fmgg" | b"algg" => {
+            "this is a GGML file of the time before GGUF; get the model as GGUF"
+        }
+        b"FUGG" => "the magic number is reversed; the file may have been converted wrongly",
+        _ => {
+            return format!(
+                "it starts with `{}`; a GGUF file starts with `GGUF`",
+                magic.escape_ascii()
+            );
+        }
+    };
+    known.to_owned()
+}
+
+/// A count that needs more bytes than the file has is refused before anything is allocated for it.
+fn check_count(
+    cursor: &Cursor<impl Read>,
+    what: &str,
+    count: u64,
+    bytes_each: u64,
+) -> Result<(), GgufError> {
+    if count > cursor.left() / bytes_each {
+        return Err(GgufError::Header(format!(
+            "the header counts {count} {what}, more than the {} bytes after it can hold; the file is damaged or incomplete",
+            cursor.left()
+        )));
+    }
+    Ok(())
+}
+
+fn read_metadata(cursor: &mut Cursor<impl Read>, count: u64) -> Result<Metadata, GgufError> {
+    let mut metadata = Metadata::new();
+    for index in 0..count {
+        let place = || format!("key {index} of {count}");
+        let key = cursor.string_bytes(KEY_BYTES_MAX, &place)?;
+        let key = utf8(key, &place)?;
+        let code = cursor.u32(&|| format!("the type of key {}", quote(&key)))?;
+        let value = cursor.value(&key, code)?;
+        if metadata.contains(&key) {
+            return Err(GgufError::key(&key, "stands twice in the file"));
+        }
+        metadata.insert(key, value);
+    }
+    Ok(metadata)
+}
+
+/// The alignment of tensor data.
+pub(super) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
+    let alignment = metadata.u64(ALIGNMENT_KEY)?.unwrap_or(ALIGNMENT_DEFAULT);
+    if !alignment.is_power_of_two() || alignment > ALIGNMENT_MAX {
+        return Err(GgufError::key(
+            ALIGNMENT_KEY,
+            format_args!("is {alignment}; a power of two of at most {ALIGNMENT_MAX} is expected"),
+        ));
+    }
+    Ok(alignment)
+}
+
+/// The rows of the table. `file_offset` is still the offset within the data section.
+fn read_tensor_table(
+    cursor: &mut Cursor<impl Read>,
+    count: u64,
+    alignment: u64,
+) -> Result<Vec<TensorInfo>, GgufError> {
+    // `count` is small here: the bytes after the header could hold it.
+    let mut tensors = Vec::new();
+    let mut names = HashSet::new();
+    for index in 0..count {
+        let tensor = read_tensor(cursor, index, count)?;
+        if !tensor.file_offset.is_multiple_of(alignment) {
+            return Err(GgufError::tensor(
+                &tensor.name,
+                format_args!(
+                    "starts at offset {}, which is not a multiple of the alignment {alignment}",
+                    tensor.file_offset
+                ),
+            ));
+        }
+        if !names.insert(tensor.name.clone()) {
+            return Err(GgufError::tensor(&tensor.name, "stands twice in the file"));
+        }
+        tensors.push(tensor);
+    }
+    Ok(tensors)
+}
+
+fn read_tensor(
+    cursor: &mut Cursor<impl Read>,
+    index: u64,
+    count: u64,
+) -> Result<TensorInfo, GgufError> {
+    let place = || format!("tensor {index} of {count}");
+    let name = cursor.string_bytes(TENSOR_NAME_BYTES_MAX, &place)?;
+    let name = utf8(name, &place)?;
+    let place = || format!("the entry of tensor {}", quote(&name));
+    let dimension_count = cursor.u32(&place)?;
+    if !(1..=DIMENSIONS_MAX).contains(&dimension_count) {
+        return Err(GgufError::tensor(
+            &name,
+            format_args!("has {dimension_count} dimensions; 1 to {DIMENSIONS_MAX} are expected"),
+        ));
+    }
+    let mut dimensions = Vec::with_capacity(dimension_count as usize);
+    for _ in 0..dimension_count {
+        dimensions.push(cursor.u64(&place)?);
+    }
+    let code = cursor.u32(&place)?;
+    let offset = cursor.u64(&place)?;
+    let kind = TensorType::from_code(code).ok_or_else(|| GgufError::UnsupportedTensorType {
+        name: name.clone(),
+        kind: unsupported_type_name(code),
+    })?;
+    let bytes =
+        tensor_bytes(kind, &dimensions).map_err(|problem| GgufError::tensor(&name, problem))?;
+    Ok(TensorInfo {
+        name,
+        kind,
+        dimensions,
+        file_offset: offset,
+        bytes,
+    })
+}
+
+/// Bytes of a tensor of this shape, or what is wrong with the shape.
+pub(super) fn tensor_bytes(kind: TensorType, dimensions: &[u64]) -> Result<u64, String> {
+    if dimensions.contains(&0) {
+        return Err(format!("has a dimension of zero: {dimensions:?}"));
+    }
+    let Some((&columns, rest)) = dimensions.split_first() else {
+        return Err("has no dimensions".to_owned());
+    };
+    if !columns.is_multiple_of(kind.block_elements() as u64) {
+        return Err(format!(
+            "has rows of {columns} elements, which is not a multiple of the {} of a {} block",
+            kind.block_elements(),
+            kind.name()
+        ));
+    }
+    kind.row_bytes(columns)
+        .and_then(|bytes| {
+            rest.iter()
+                .try_fold(bytes, |bytes, &dimension| bytes.checked_mul(dimension))
+        })
+        // Signed sizes are what every other reader of the format holds.
+        .filter(|&bytes| i64::try_from(bytes).is_ok())
+        .ok_or_else(|| format!("is larger than any file: {dimensions:?}"))
+}
+
+/// Turns offsets within the data section into offsets within the file. Data must lie inside the file and must not
+/// overlap; no padding after the last tensor is demanded, and bytes after it are tolerated.
+fn place_tensors(
+    tensors: &mut [TensorInfo],
+    header_bytes: u64,
+    alignment: u64,
+    file_bytes: u64,
+) -> Result<(), GgufError> {
+    // Both are bounded (512 MiB, 16 MiB), so this cannot overflow.
+    let data_start = header_bytes.next_multiple_of(alignment);
+    for tensor in tensors.iter_mut() {
+        let end = data_start
+            .checked_add(tensor.file_offset)
+            .and_then(|start| start.checked_add(tensor.bytes));
+        match end {
+            Some(end) if end <= file_bytes => tensor.file_offset += data_start,
+            _ => {
+                return Err(GgufError::tensor(
+                    &tensor.name,
+                    format_args!(
+                        "its {} bytes at offset {} of the data section (which starts at byte {data_start}) end past the end of \
+                         the file ({file_bytes} bytes); the download may be incomplete",
+                        tensor.bytes, tensor.file_offset
+                    ),
+                ));
+            }
+        }
+    }
+    let mut order: Vec<&TensorInfo> = tensors.iter().collect();
+    order.sort_by_key(|tensor| tensor.file_offset);
+    for pair in order.windows(2) {
+        if let [first, second] = pair
+            && first.file_offset + first.bytes > second.file_offset
+        {
+            return Err(GgufError::tensor(
+                &second.name,
+                format_args!("its data overlap those of {}", quote(&first.name)),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn utf8(bytes: Vec<u8>, place: &dyn Fn() -> String) -> Result<String, GgufError> {
+    String::from_utf8(bytes).map_err(|error| {
+        GgufError::Header(format!(
+            "the name of {} is not UTF-8: {}",
+            place(),
+            error.utf8_error()
+        ))
+    })
+}
+
+/// ggml's names of the types that strata does not compute with.
+fn unsupported_type_name(code: u32) -> String {
+    let name = match code {
+        4 => "Q4_2",
+        5 => "Q4_3",
+        9 => "Q8_1",
+        15 => "Q8_K",
+        16 => "IQ2_XXS",
+        17 => "IQ2_XS",
+        18 => "IQ3_XXS",
+        19 => "IQ1_S",
+        20 => "IQ4_NL",
+        21 => "IQ3_S",
+        22 => "IQ2_S",
+        23 => "IQ4_XS",
+        24 => "I8",
+        25 => "I16",
+        26 => "I32",
+        27 => "I64",
+        28 => "F64",
+        29 => "IQ1_M",
+        31 => "Q4_0_4_4",
+        32 => "Q4_0_4_8",
+        33 => "Q4_0_8_8",
+        34 => "TQ1_0",
+        35 => "TQ2_0",
+        36 => "IQ4_NL_4_4",
+        37 => "IQ4_NL_4_8",
+        38 => "IQ4_NL_8_8",
+        39 => "MXFP4",
+        40 => "NVFP4",
+        41 => "Q1_0",
+        _ => return format!("with the unknown code {code}"),
+    };
+    name.to_owned()
+}

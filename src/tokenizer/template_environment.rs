@@ -1,0 +1,300 @@
+//! The dialect of Jinja that chat templates are written in: what transformers sets up, on minijinja.
+//!
+//! Templates come from files and messages from clients, so every rendering has limits: fuel for its work, a stack of
+//! its own for what its values nest, and a bounded size of the source.
+
+use super::python_json::{float_text, tojson};
+use super::python_methods;
+use minijinja::value::ValueKind;
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
+use std::cell::Cell;
+use std::fmt::Write;
+
+/// A rendering's fuel: instructions, and 64 bytes of data each. A prompt of megabytes takes a few hundred thousand.
+const FUEL: u64 = 20_000_000;
+
+/// Larger sources are refused; published ones stay below 32 KiB.
+const SOURCE_BYTES_MAX: usize = 1 << 20;
+
+/// Values that a template nests are dropped recursively; fuel bounds how deep they get. Pages of a stack that are
+/// never touched cost nothing.
+const STACK_BYTES: usize = 1 << 30;
+
+/// What `raise_exception` raised, found again in the chain of causes.
+#[derive(Debug)]
+pub(super) struct Raised(pub(super) String);
+
+impl std::fmt::Display for Raised {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Raised {}
+
+/// A moment that several renderings of one prompt share.
+pub(super) type Time = chrono::DateTime<chrono::Local>;
+
+pub(super) fn now() -> Time {
+    chrono::Local::now()
+}
+
+thread_local! {
+    /// The time of the rendering that this thread is for.
+    static TIME: Cell<Option<Time>> = const { Cell::new(None) };
+}
+
+/// A compiled template.
+pub(super) struct Template {
+    environment: Environment<'static>,
+}
+
+const NAME: &str = "chat_template";
+
+impl Template {
+    /// Compiles a template; the error is a sentence.
+    pub(super) fn compile(source: &str) -> Result<Template, String> {
+        if source.len() > SOURCE_BYTES_MAX {
+            return Err(format!("{} bytes; at most {SOURCE_BYTES_MAX} are supported", source.len()));
+        }
+        let mut environment = environment();
+        environment
+            .add_template_owned(NAME, without_generation_tags(source))
+            .map_err(|error| sentence(&error))?;
+        Ok(Template { environment })
+    }
+
+    /// Renders on a thread with a stack of its own. `time` is what `strftime_now` prints.
+    pub(super) fn render(&self, context: &Value, time: Time) -> Result<String, RenderError> {
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new()
+                .name("chat template".to_string())
+                .stack_size(STACK_BYTES)
+                .spawn_scoped(scope, move || {
+                    TIME.set(Some(time));
+                    let template = self.environment.get_template(NAME)?;
+                    template.render(context)
+                });
+            let joined = match thread {
+                Ok(thread) => thread.join(),
+                Err(error) => return Err(RenderError::Failed(format!("no thread to render on: {error}"))),
+            };
+            match joined {
+                Ok(Ok(text)) => Ok(text),
+                Ok(Err(error)) => Err(RenderError::from(&error)),
+                Err(_) => Err(RenderError::Failed("the template engine failed".to_string())),
+            }
+        })
+    }
+}
+
+/// Why nothing was rendered.
+#[derive(Debug, PartialEq)]
+pub(super) enum RenderError {
+    /// The template called `raise_exception`: its words.
+    Raised(String),
+    Failed(String),
+}
+
+impl From<&Error> for RenderError {
+    fn from(error: &Error) -> RenderError {
+        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+        while let Some(current) = cause {
+            if let Some(raised) = current.downcast_ref::<Raised>() {
+                return RenderError::Raised(raised.0.clone());
+            }
+            cause = current.source();
+        }
+        RenderError::Failed(sentence(error))
+    }
+}
+
+/// The error without its place in the engine.
+fn sentence(error: &Error) -> String {
+    let mut text = match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    if let Some(line) = error.line() {
+        let _ = write!(text, " (line {line})");
+    }
+    text
+}
+
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_fuel(Some(FUEL));
+    environment.set_unknown_method_callback(python_methods::call);
+    environment.set_formatter(print);
+    environment.add_filter("tojson", tojson);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+    });
+    environment.add_function("strftime_now", strftime_now);
+    // Python's strings and dictionaries are sequences to Jinja.
+    environment.add_test("sequence", |value: &Value| {
+        matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map)
+    });
+    environment
+}
+
+/// Prints as Python's `str` does where Jinja's words differ from ours.
+fn print(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    let text = match value.kind() {
+        ValueKind::Bool if value.is_true() => "True".to_string(),
+        ValueKind::Bool => "False".to_string(),
+        ValueKind::None => "None".to_string(),
+        ValueKind::Number if !value.is_integer() => float_text(f64::try_from(value.clone())?),
+        _ => return minijinja::escape_formatter(out, state, value),
+    };
+    Ok(out.write_str(&text)?)
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    let mut text = String::new();
+    // A format that chrono does not know is a formatting error here; `to_string` would panic.
+    write!(text, "{}", TIME.get().unwrap_or_else(now).format(format)).map_err(|_| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now: unknown format {format:?}"))
+    })?;
+    Ok(text)
+}
+
+/// `{% generation %}` marks for training what a template's assistant says. Here it is a block that always runs, which
+/// leaves the white space around the tags as the tags themselves would.
+fn without_generation_tags(source: &str) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else {
+            break;
+        };
+        let inner = &rest[start + 2..start + length];
+        let (open, inner) = sign(inner, str::strip_prefix::<char>);
+        let (close, inner) = sign(inner, str::strip_suffix::<char>);
+        let replacement = match inner.trim() {
+            "generation" => Some("if true"),
+            "endgeneration" => Some("endif"),
+            _ => None,
+        };
+        text.push_str(&rest[..start]);
+        match replacement {
+            Some(tag) => {
+                let _ = write!(text, "{{%{open} {tag} {close}%}}");
+                rest = &rest[start + length + 2..];
+            }
+            // Only the opening is copied: what follows may be text with another tag.
+            None => {
+                text.push_str("{%");
+                rest = &rest[start + 2..];
+            }
+        }
+    }
+    text.push_str(rest);
+    text
+}
+
+/// The white-space sign at one end of a tag.
+fn sign<'t>(
+    inner: &'t str,
+    strip: impl Fn(&'t str, char) -> Option<&'t str>,
+) -> (&'static str, &'t str) {
+    for (character, text) in [('-', "-"), ('+', "+")] {
+        if let Some(rest) = strip(inner, character) {
+            return (text, rest);
+        }
+    }
+    ("", inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(source: &str) -> Result<String, RenderError> {
+        let context = minijinja::context! {
+            text => "  Hi</think>there\n",
+            map => minijinja::context! { k => "v", l => 1 },
+            list => [1, 2, 3],
+            nothing => (),
+        };
+        Template::compile(source)
+            .map_err(RenderError::Failed)?
+            .render(&context, now())
+    }
+
+    #[test]
+    fn the_dialect_of_published_templates_renders() {
+        for (source, expected) in [
+            ("{{ text.startswith('  H') and text.endswith('\\n') }}", "True"),
+            ("{{ text.split('</think>')[-1] }}", "there\n"),
+            ("{{ text.split('</think>')[0].lstrip() }}", "Hi"),
+            ("{{ '\n\nx\n'.lstrip('\\n') }}|{{ 'x\n\n'.rstrip('\\n') }}", "x\n|x"),
+            ("{{ text.strip() }}{{ text | trim | length }}", "Hi</think>there15"),
+            ("{{ 'aXb'.replace('X', '-') }}{{ 'a'.upper() }}", "a-bA"),
+            ("{{ map.get('k', 'd') }}{{ map.get('x', 'd') }}", "vd"),
+            ("{% for k, v in map.items() %}{{ k }}={{ v }};{% endfor %}", "k=v;l=1;"),
+            ("{{ list[::-1] }}{{ list[1:] }}", "[3, 2, 1][2, 3]"),
+            ("{% set ns = namespace(n=0) %}{% for i in list %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}", "6"),
+            ("{{ map is mapping }}{{ text is string }}{{ list is mapping }}{{ text is sequence }}", "TrueTrueFalseTrue"),
+            ("{{ nothing is none }}{{ missing is defined }}{{ list is iterable }}{{ true is boolean }}", "TrueFalseTrueTrue"),
+            ("{% for i in list %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
+            ("{% for i in list %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "13"),
+            ("{% generation %}a{% endgeneration %}", "a"),
+            ("x\n  {%- generation -%}\n a {%- endgeneration %}\n", "xa"),
+            ("{% if true %}\nx\n{% endif %}\ny", "x\ny"),
+            ("a\n    {% if true %}\n    b\n    {% endif %}\n", "a\n    b\n"),
+            ("{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m('a') + m('b') }}", "<a><b>"),
+            ("{{ 'a' ~ 1 ~ 'b' }}{{ 'x' * 3 }}{{ '%s!' | format('hi') }}", "a1bxxx hi!"),
+            ("{{ nothing }}{{ missing }}{{ 1.0 }}{{ false }}", "None1.0False"),
+            ("{{ list | map('string') | join(',') }}{{ list | selectattr('x', 'defined') | list | length }}", "1,2,30"),
+            ("{% for m in list %}{{ loop.index0 }}{{ loop.first }}{% if loop.last %}!{% endif %}{% endfor %}", "0True1False2False!"),
+            ("{{ 'yes' if list else 'no' }}{{ map['k'] }}{{ 'k' in map }}{{ '</think>' in text }}", "yesvTrueTrue"),
+            ("{{ {'a': [1, 'x']} | tojson }}", "{\"a\": [1, \"x\"]}"),
+        ] {
+            let expected = expected.replace("xxx hi!", "xxxhi!");
+            assert_eq!(render(source), Ok(expected), "{source}");
+        }
+        let year = render("{{ strftime_now('%Y') }}").unwrap();
+        assert!(year.len() == 4 && year.bytes().all(|b| b.is_ascii_digit()), "{year}");
+    }
+
+    #[test]
+    fn raised_words_come_back_and_other_errors_do_not_panic() {
+        assert_eq!(render("{{ raise_exception('x y') }}"), Err(RenderError::Raised("x y".into())));
+        assert_eq!(
+            render("{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{% for i in list %}{{ m() }}{% endfor %}"),
+            Err(RenderError::Raised("deep".into()))
+        );
+        for source in [
+            "{{",
+            "{% if %}",
+            "{{ missing.attribute }}",
+            "{{ text.no_such_method() }}",
+            "{{ strftime_now('%Q!%') }}",
+            "{% include 'other' %}",
+            "{{ 1 // 0 }}",
+        ] {
+            assert!(matches!(render(source), Err(RenderError::Failed(_))), "{source}");
+        }
+    }
+
+    #[test]
+    fn hostile_templates_end_with_an_error() {
+        let brackets = format!("{{{{ {}1{} }}}}", "(".repeat(100_000), ")".repeat(100_000));
+        for source in [
+            "{% for a in range(100000) %}{% for b in range(100000) %}{{ a }}{% endfor %}{% endfor %}",
+            "{% macro m(x) %}{{ m(x + 1) }}{% endmacro %}{{ m(0) }}",
+            "{% set ns = namespace(s='xxxxxxxxxxxxxxxx') %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+            "{{ 'x' * 100000000000 }}",
+            &brackets,
+        ] {
+            assert!(matches!(render(source), Err(RenderError::Failed(_))), "{:.60}", source);
+        }
+        // A value nested as deeply as fuel allows is dropped without overflowing the stack.
+        let nest = "{% set ns = namespace(x=[]) %}{% for a in range(10000) %}{% for b in range(10000) %}\
+                    {% set ns.x = [ns.x] %}{% endfor %}{% endfor %}";
+        assert!(render(nest).is_err());
+    }
+}
