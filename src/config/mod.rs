@@ -18,7 +18,7 @@ pub use size::{format_bytes, parse_rate, parse_size};
 pub use sources::{ConfigError, Sources};
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Where weights are computed with.
@@ -170,6 +170,15 @@ impl Config {
     pub fn context_for(&self, model_context: u32) -> u32 {
         self.context
             .unwrap_or_else(|| model_context.min(CONTEXT_AUTO))
+    }
+
+    /// The name that answers give: `model-name`, or the file's without `.gguf`.
+    pub fn served_name(&self, model: &Path) -> String {
+        self.model_name.clone().unwrap_or_else(|| {
+            model
+                .file_stem()
+                .map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned())
+        })
     }
 
     /// Threads that compute.
