@@ -1,1 +1,8 @@
-//! (to come)
+//! The KV cache: which pages exist, who holds them, and in what order they make up a sequence.
+//!
+//! The engine owns the bookkeeping and is its only caller; it runs on the engine thread and takes no locks. The bytes
+//! of the pages belong to an arena: page `n` is its `n`th equal part.
+
+mod pages;
+
+pub use pages::{BlockTable, OutOfPages, PageId, PagePool};

@@ -1,1 +1,80 @@
-//! (to come)
+//! Forward passes, one file per architecture family, behind the one trait that the engine drives.
+//!
+//! The engine decides which tokens are computed in a step and which pages hold each sequence; a model reads and
+//! writes those pages and returns logits. A model lives on the engine thread and never leaves it.
+
+use crate::kv_cache::PageId;
+
+/// One step's tokens: for each sequence a run of consecutive tokens.
+#[derive(Clone, Debug)]
+pub struct Batch<'a> {
+    pub runs: Vec<Run<'a>>,
+}
+
+impl Batch<'_> {
+    /// Tokens in the step.
+    pub fn width(&self) -> usize {
+        self.runs.iter().map(|run| run.tokens.len()).sum()
+    }
+}
+
+/// Consecutive tokens of one sequence. No page stands in two runs of a batch unless it is shared and full.
+#[derive(Clone, Copy, Debug)]
+pub struct Run<'a> {
+    /// At least one; every id is below the vocabulary's size.
+    pub tokens: &'a [u32],
+    /// The position of `tokens[0]`: how many tokens of this sequence are in its pages already.
+    pub position: u32,
+    /// Pages of this sequence, in order, covering `position + tokens.len()` tokens and no page more.
+    pub pages: &'a [PageId],
+    /// Whether logits are wanted for the last token of the run.
+    pub wants_logits: bool,
+}
+
+/// A loaded model.
+pub trait Model {
+    /// Length of every row of logits.
+    fn vocabulary_size(&self) -> usize;
+
+    /// Computes one step and writes keys and values of its tokens to their pages. Returns one row of logits per run
+    /// that wants them, in order. `cancelled` turns true when nobody wants the step any more; it is asked between
+    /// groups of weights, and costs little.
+    ///
+    /// # Errors
+    ///
+    /// The step failed, and what it wrote to the pages counts for nothing. The model stays usable: the next step
+    /// comes with other requests.
+    fn forward(
+        &mut self,
+        batch: &Batch<'_>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<f32>>, StepError>;
+}
+
+/// Why a step failed. The text is for the log; clients hear [`StepError::sentence_for_client`].
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum StepError {
+    /// A sentence that names file, offset and group.
+    #[error("{0}")]
+    Weights(String),
+    #[error("the step was cancelled")]
+    Cancelled,
+    /// Arithmetic was refused or gave what it must not give.
+    #[error("{0}")]
+    Numeric(String),
+}
+
+impl StepError {
+    /// What a client may know: no file names, no offsets.
+    pub fn sentence_for_client(&self) -> &'static str {
+        match self {
+            StepError::Weights(_) => {
+                "the model's weights could not be read; the server's log has the details"
+            }
+            StepError::Cancelled => "the step was cancelled",
+            StepError::Numeric(_) => {
+                "the model's computation failed; the server's log has the details"
+            }
+        }
+    }
+}
