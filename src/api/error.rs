@@ -1,0 +1,216 @@
+//! Every failure that a client can meet, and its status. All of them, axum's own included, leave as OpenAI's envelope
+//! `{"error": {"message", "type", "param", "code"}}`.
+
+use crate::engine::SubmitError;
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+/// Seconds after which a client may try again when the queue was full.
+const RETRY_AFTER_QUEUE_FULL: u32 = 1;
+/// The same while the model is loading.
+const RETRY_AFTER_LOADING: u32 = 5;
+
+/// What is sent instead of an answer. The message is for the client: it says what to do, and shows no internals.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct ApiError {
+    status: StatusCode,
+    message: String,
+    kind: &'static str,
+    param: Option<&'static str>,
+    code: Option<&'static str>,
+    retry_after: Option<u32>,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError {
+            status,
+            message: message.into(),
+            kind,
+            param: None,
+            code: None,
+            retry_after: None,
+        }
+    }
+
+    fn of_client(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError::new(status, "invalid_request_error", message)
+    }
+
+    /// 400 without a field to blame.
+    pub(super) fn bad_request(message: impl Into<String>) -> ApiError {
+        ApiError::of_client(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// 400 because of one field.
+    pub(super) fn invalid(param: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError {
+            param: Some(param),
+            code: Some("invalid_value"),
+            ..ApiError::bad_request(message)
+        }
+    }
+
+    /// 400: a field of OpenAI's that would change the answer and is not supported.
+    pub(super) fn unsupported(param: &'static str, message: impl Into<String>) -> ApiError {
+        ApiError {
+            code: Some("unsupported_parameter"),
+            ..ApiError::invalid(param, message)
+        }
+    }
+
+    /// 400: there must be room for at least one generated token.
+    pub(super) fn context_length_exceeded(
+        param: &'static str,
+        context: usize,
+        prompt_tokens: usize,
+    ) -> ApiError {
+        ApiError {
+            code: Some("context_length_exceeded"),
+            ..ApiError::invalid(
+                param,
+                format!(
+                    "the context holds {context} tokens and the prompt has {prompt_tokens}, which leaves no room for an \
+                     answer; shorten the prompt, or start the server with a larger --context"
+                ),
+            )
+        }
+    }
+
+    pub(super) fn unauthorized() -> ApiError {
+        ApiError {
+            code: Some("invalid_api_key"),
+            ..ApiError::of_client(
+                StatusCode::UNAUTHORIZED,
+                "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
+            )
+        }
+    }
+
+    pub(super) fn forbidden(message: &str) -> ApiError {
+        ApiError::of_client(StatusCode::FORBIDDEN, message)
+    }
+
+    pub(super) fn no_such_path(path: &str) -> ApiError {
+        ApiError::of_client(
+            StatusCode::NOT_FOUND,
+            format!("there is nothing at {path}; the API is under /v1"),
+        )
+    }
+
+    pub(super) fn no_such_model(name: &str, served: &str) -> ApiError {
+        ApiError {
+            param: Some("model"),
+            code: Some("model_not_found"),
+            ..ApiError::of_client(
+                StatusCode::NOT_FOUND,
+                format!("there is no model `{name}`; this server has `{served}`"),
+            )
+        }
+    }
+
+    pub(super) fn method_not_allowed(method: &str, path: &str) -> ApiError {
+        ApiError::of_client(
+            StatusCode::METHOD_NOT_ALLOWED,
+            format!("{method} is not allowed at {path}"),
+        )
+    }
+
+    pub(super) fn body_too_slow() -> ApiError {
+        ApiError::of_client(
+            StatusCode::REQUEST_TIMEOUT,
+            "the request's body did not arrive in time",
+        )
+    }
+
+    pub(super) fn body_too_large(limit_bytes: usize) -> ApiError {
+        ApiError::of_client(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            format!("the request's body is larger than {limit_bytes} bytes"),
+        )
+    }
+
+    pub(super) fn not_json(content_type: &str) -> ApiError {
+        ApiError::of_client(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            format!("`{content_type}` is not supported; send `Content-Type: application/json`"),
+        )
+    }
+
+    pub(super) fn loading(progress: f64) -> ApiError {
+        ApiError {
+            code: Some("model_loading"),
+            retry_after: Some(RETRY_AFTER_LOADING),
+            ..ApiError::unavailable(format!(
+                "the model is loading ({:.0} %); try again later",
+                progress * 100.0
+            ))
+        }
+    }
+
+    pub(super) fn unavailable(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
+    }
+
+    pub(super) fn internal(message: impl Into<String>) -> ApiError {
+        ApiError {
+            code: Some("internal_error"),
+            ..ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+        }
+    }
+
+    pub(super) fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The envelope.
+    pub(super) fn body(&self) -> Value {
+        json!({"error": {
+            "message": self.message,
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }})
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> ApiError {
+        let message = error.to_string();
+        match error {
+            SubmitError::QueueFull { .. } => ApiError {
+                code: Some("queue_full"),
+                retry_after: Some(RETRY_AFTER_QUEUE_FULL),
+                ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            },
+            SubmitError::ShuttingDown => ApiError {
+                code: Some("shutting_down"),
+                retry_after: Some(RETRY_AFTER_LOADING),
+                ..ApiError::unavailable(message)
+            },
+            SubmitError::EngineStopped => ApiError {
+                code: Some("engine_stopped"),
+                ..ApiError::unavailable(message)
+            },
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response
+                .headers_mut()
+                .insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

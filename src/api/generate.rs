@@ -1,0 +1,209 @@
+//! The way of a request that generates: body, prompt, admission, answer. Nothing is sent before the engine has taken
+//! every sequence, so that what is refused has its own status, streamed or not.
+
+use super::answer::{Answer, Choice, Shape, usage};
+use super::body::{off_thread, receive};
+use super::error::ApiError;
+use super::record::{Endpoint, Outcome, RequestRecord};
+use super::sequence::{Delta, EVENTS_MAX, Sequence, Update};
+use super::sse::EventStream;
+use super::wire::Parameters;
+use super::{Api, chat, completions};
+use crate::engine::{self, FinishReason};
+use crate::tokenizer::{Detokenizer, StopStrings};
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse, Response};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc;
+
+/// What a request asks for, parsed and tokenised.
+pub(super) struct Job {
+    pub(super) prompts: Vec<Prompt>,
+    /// The field to blame for a prompt that is too long.
+    pub(super) prompt_field: &'static str,
+    pub(super) parameters: Parameters,
+    pub(super) top_logprobs: Option<usize>,
+    /// The answer continues the prompt's text, rather than being a text of its own.
+    pub(super) continues: bool,
+    pub(super) shape: Shape,
+}
+
+pub(super) struct Prompt {
+    pub(super) tokens: Arc<[u32]>,
+    /// Sent before the answer.
+    pub(super) echo: String,
+}
+
+/// A job that the engine has taken.
+pub(super) struct Running {
+    pub(super) sequences: Vec<(Sequence, Choice)>,
+    pub(super) prompt_tokens: usize,
+    pub(super) answer: Answer,
+}
+
+pub(super) async fn chat_completions(api: State<Arc<Api>>, request: Request) -> Response {
+    respond(api.0, Endpoint::Chat, request).await
+}
+
+pub(super) async fn text_completions(api: State<Arc<Api>>, request: Request) -> Response {
+    respond(api.0, Endpoint::Completions, request).await
+}
+
+async fn respond(api: Arc<Api>, endpoint: Endpoint, request: Request) -> Response {
+    let mut record = RequestRecord::start(&api.metrics, endpoint);
+    match begin(&api, endpoint, request).await {
+        Ok((running, parameters)) if parameters.stream => {
+            EventStream::new(running, parameters.include_usage, api.keep_alive, record)
+                .into_response()
+        }
+        Ok((running, _)) => match collect(running).await {
+            Ok((body, outcome)) => {
+                record.set(outcome);
+                Json(body).into_response()
+            }
+            Err(error) => {
+                record.set(Outcome::of(&error));
+                error.into_response()
+            }
+        },
+        Err(error) => {
+            record.set(Outcome::of(&error));
+            error.into_response()
+        }
+    }
+}
+
+async fn begin(
+    api: &Arc<Api>,
+    endpoint: Endpoint,
+    request: Request,
+) -> Result<(Running, Parameters), ApiError> {
+    let body = receive(api, request).await?;
+    api.check_ready()?;
+    let shared = Arc::clone(api);
+    let job = off_thread(api, move || match endpoint {
+        Endpoint::Chat => chat::prepare(&shared, &body),
+        Endpoint::Completions => completions::prepare(&shared, &body),
+    })
+    .await?;
+    start(api, job)
+}
+
+/// Hands every sequence of the job to the engine. If one is refused, those before it are dropped, which cancels them.
+fn start(api: &Api, job: Job) -> Result<(Running, Parameters), ApiError> {
+    let parameters = job.parameters;
+    if job.prompts.is_empty() {
+        return Err(ApiError::invalid(job.prompt_field, "there is no prompt"));
+    }
+    for prompt in &job.prompts {
+        let tokens = prompt.tokens.len();
+        if tokens == 0 {
+            return Err(ApiError::invalid(job.prompt_field, "the prompt has no tokens"));
+        }
+        if tokens >= api.context {
+            return Err(ApiError::context_length_exceeded(
+                job.prompt_field,
+                api.context,
+                tokens,
+            ));
+        }
+    }
+    let stop_tokens: Arc<[u32]> = parameters
+        .stop
+        .iter()
+        .filter_map(|string| api.tokenizer.control_token(string))
+        .collect();
+    let mut sequences = Vec::new();
+    for prompt in &job.prompts {
+        for i in 0..parameters.choices {
+            let (sender, events) = mpsc::channel(EVENTS_MAX);
+            let room = api.context - prompt.tokens.len();
+            let mut sampling = parameters.sampling.clone();
+            sampling.seed = sampling.seed.wrapping_add(i as u64);
+            api.engine.submit(engine::Request {
+                prompt: Arc::clone(&prompt.tokens),
+                sampling,
+                max_tokens: parameters.max_tokens.map_or(room, |tokens| tokens.min(room)),
+                top_logprobs: job.top_logprobs,
+                events: sender,
+            })?;
+            let tokenizer = Arc::clone(&api.tokenizer);
+            let sequence = Sequence::new(
+                events,
+                if job.continues {
+                    Detokenizer::continuing(tokenizer)
+                } else {
+                    Detokenizer::new(tokenizer)
+                },
+                StopStrings::new(parameters.stop.iter().cloned()),
+                Arc::clone(&stop_tokens),
+                job.top_logprobs.is_some(),
+            );
+            let choice = Choice {
+                index: sequences.len(),
+                echo: prompt.echo.clone(),
+                ..Choice::default()
+            };
+            sequences.push((sequence, choice));
+        }
+    }
+    let prefix = match job.shape {
+        Shape::Chat { .. } => "chatcmpl",
+        Shape::Completion { .. } => "cmpl",
+    };
+    let running = Running {
+        sequences,
+        prompt_tokens: job.prompts.iter().map(|prompt| prompt.tokens.len()).sum(),
+        answer: Answer {
+            id: format!("{prefix}-{:016x}{:08x}", api.random(), api.random() as u32),
+            created: unix_seconds(),
+            model: Arc::clone(&api.model_name),
+            tokenizer: Arc::clone(&api.tokenizer),
+            shape: job.shape,
+        },
+    };
+    Ok((running, parameters))
+}
+
+pub(super) fn unix_seconds() -> u64 {
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |elapsed| elapsed.as_secs())
+}
+
+/// The whole answer. One failed sequence fails it.
+async fn collect(running: Running) -> Result<(serde_json::Value, Outcome), ApiError> {
+    let mut choices = Vec::new();
+    let mut completion_tokens = 0;
+    let mut outcome = Outcome::Stop;
+    for (mut sequence, mut choice) in running.sequences {
+        let mut whole = Delta::default();
+        while let Some(update) =
+            std::future::poll_fn(|context| sequence.poll_update(context)).await
+        {
+            match update {
+                Update::Delta(delta) => {
+                    whole.text.push_str(&delta.text);
+                    whole.tokens.extend(delta.tokens);
+                    whole.finish = delta.finish;
+                }
+                Update::Failed(message) => return Err(ApiError::internal(message)),
+            }
+        }
+        completion_tokens += sequence.completion_tokens();
+        outcome = outcome_of(outcome, whole.finish);
+        choices.push(running.answer.whole_choice(&mut choice, &whole));
+    }
+    let usage = usage(running.prompt_tokens, completion_tokens);
+    Ok((running.answer.whole(choices, usage), outcome))
+}
+
+/// Of several sequences: `length` if one of them was cut off.
+pub(super) fn outcome_of(so_far: Outcome, finish: Option<FinishReason>) -> Outcome {
+    match finish {
+        Some(FinishReason::Length) => Outcome::Length,
+        _ => so_far,
+    }
+}

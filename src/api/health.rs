@@ -1,0 +1,35 @@
+//! What operators ask: `/health`, `/metrics`, `/memory`.
+
+use super::Api;
+use axum::Json;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// 200 only where a request would be taken: a readiness probe.
+pub(super) async fn health(State(api): State<Arc<Api>>) -> Response {
+    use crate::engine::EngineStatus;
+    let (status, body) = match api.engine.status() {
+        EngineStatus::Ready => (StatusCode::OK, json!({"status": "ok"})),
+        EngineStatus::Loading { progress } => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            json!({"status": "loading", "progress": progress}),
+        ),
+        EngineStatus::Failed { message } => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            json!({"status": "failed", "message": message}),
+        ),
+    };
+    (status, Json(body)).into_response()
+}
+
+pub(super) async fn metrics(State(api): State<Arc<Api>>) -> Response {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], api.metrics.render()).into_response()
+}
+
+pub(super) async fn memory(State(api): State<Arc<Api>>) -> Json<Value> {
+    Json((api.memory)())
+}

@@ -1,0 +1,146 @@
+//! One sequence as a client sees it: the engine's tokens become text, end at stop strings, and are counted.
+
+use crate::engine::{Event, FinishReason, GeneratedToken};
+use crate::tokenizer::{Detokenizer, StopStrings};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::sync::mpsc;
+
+/// Events that wait for a client that reads slowly; then the engine parks the sequence.
+pub(super) const EVENTS_MAX: usize = 256;
+
+/// What came of a sequence.
+#[derive(Debug, PartialEq)]
+pub(super) enum Update {
+    Delta(Delta),
+    /// A sentence for the client; nothing follows.
+    Failed(String),
+}
+
+/// Text that may be sent, and the tokens that it and the text before it came from.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Delta {
+    pub(super) text: String,
+    /// Only where log-probabilities are wanted.
+    pub(super) tokens: Vec<GeneratedToken>,
+    /// Set in the last delta of the sequence.
+    pub(super) finish: Option<FinishReason>,
+}
+
+/// Drop it to cancel the sequence in the engine.
+pub(super) struct Sequence {
+    events: mpsc::Receiver<Event>,
+    detokenizer: Detokenizer,
+    stop: StopStrings,
+    /// Stop strings that are the text of a control token, which prints nothing: its id ends the answer.
+    stop_tokens: Arc<[u32]>,
+    wants_tokens: bool,
+    /// Tokens whose text is not complete, or may still become a stop string.
+    held: Vec<GeneratedToken>,
+    completion_tokens: usize,
+    ended: bool,
+}
+
+impl Sequence {
+    pub(super) fn new(
+        events: mpsc::Receiver<Event>,
+        detokenizer: Detokenizer,
+        stop: StopStrings,
+        stop_tokens: Arc<[u32]>,
+        wants_tokens: bool,
+    ) -> Sequence {
+        Sequence {
+            events,
+            detokenizer,
+            stop,
+            stop_tokens,
+            wants_tokens,
+            held: Vec::new(),
+            completion_tokens: 0,
+            ended: false,
+        }
+    }
+
+    /// Tokens generated so far. An end token counts, as it took a step; so do the tokens of a stop string.
+    pub(super) fn completion_tokens(&self) -> usize {
+        self.completion_tokens
+    }
+
+    /// The next update that says something; `None` after the last.
+    pub(super) fn poll_update(&mut self, context: &mut Context<'_>) -> Poll<Option<Update>> {
+        while !self.ended {
+            let event = std::task::ready!(self.events.poll_recv(context));
+            let update = match event {
+                Some(Event::Prompt { .. }) => continue,
+                Some(Event::Token(token)) => self.take(token),
+                Some(Event::Finished(reason)) => {
+                    self.completion_tokens += usize::from(reason == FinishReason::Stop);
+                    Some(self.end(reason))
+                }
+                Some(Event::Failed(message)) => self.fail(message),
+                None => self.fail("the server stopped before this answer was complete".to_owned()),
+            };
+            if update.is_some() {
+                return Poll::Ready(update);
+            }
+        }
+        Poll::Ready(None)
+    }
+
+    fn take(&mut self, token: GeneratedToken) -> Option<Update> {
+        self.completion_tokens += 1;
+        if self.stop_tokens.contains(&token.id) {
+            return Some(self.end(FinishReason::Stop));
+        }
+        let stopped = self.stop.push(&self.detokenizer.push(token.id));
+        if self.wants_tokens {
+            self.held.push(token);
+        }
+        let finish = stopped.matched.map(|_| {
+            self.close();
+            FinishReason::Stop
+        });
+        if stopped.emit.is_empty() && finish.is_none() {
+            return None;
+        }
+        let tokens = if stopped.emit.is_empty() {
+            Vec::new()
+        } else {
+            std::mem::take(&mut self.held)
+        };
+        Some(Update::Delta(Delta {
+            text: stopped.emit,
+            tokens,
+            finish,
+        }))
+    }
+
+    /// The model ended: what was held back is text after all, unless its last characters complete a stop string.
+    fn end(&mut self, reason: FinishReason) -> Update {
+        self.close();
+        let stopped = self.stop.push(&self.detokenizer.finish());
+        let mut text = stopped.emit;
+        let finish = if stopped.matched.is_some() {
+            FinishReason::Stop
+        } else {
+            text.push_str(&self.stop.finish());
+            reason
+        };
+        Update::Delta(Delta {
+            text,
+            tokens: std::mem::take(&mut self.held),
+            finish: Some(finish),
+        })
+    }
+
+    fn fail(&mut self, message: String) -> Option<Update> {
+        self.close();
+        Some(Update::Failed(message))
+    }
+
+    /// From here on the engine's sends fail, which ends the sequence there within a step.
+    fn close(&mut self) {
+        self.ended = true;
+        self.events.close();
+    }
+}

@@ -1,0 +1,279 @@
+//! How much memory `auto` is: what is free, by `MemAvailable` and by every control group above this process, less a
+//! reserve.
+
+use super::{Config, DeviceSetting, MemorySetting, format_bytes};
+use std::path::{Path, PathBuf};
+
+/// Left to the rest of the process and the machine: code, stacks, HTTP buffers, the page cache of other programs. On
+/// small machines a quarter of what is free, if that is less.
+pub const HOST_RESERVE_BYTES: u64 = 1 << 30;
+
+/// The share of the host budget that stands for VRAM when an emulated device is given no size.
+const EMULATED_SHARE: u64 = 4;
+
+/// Budgets in bytes, all known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budgets {
+    /// `None`: there is no device tier.
+    pub device: Option<u64>,
+    pub host: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryBudgetError {
+    #[error("find out how much memory is free: {0}; give --host-memory a size")]
+    Unknown(#[from] std::io::Error),
+    #[error(
+        "device-memory of {} leaves nothing of the {} that are free; give --device-memory and --host-memory smaller sizes",
+        format_bytes(*device),
+        format_bytes(*free)
+    )]
+    NothingLeft { device: u64, free: u64 },
+}
+
+/// What is free, and what says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeMemory {
+    pub bytes: u64,
+    pub limited_by: &'static str,
+}
+
+/// The budgets that `config` means on this machine. The emulated device lives in RAM, so `auto` for the host is what
+/// that leaves.
+pub fn budgets(config: &Config) -> Result<Budgets, MemoryBudgetError> {
+    budgets_under(config, Path::new("/"))
+}
+
+fn budgets_under(config: &Config, root: &Path) -> Result<Budgets, MemoryBudgetError> {
+    let emulated = config.device == DeviceSetting::Emulated;
+    let usable = || -> Result<u64, MemoryBudgetError> {
+        let free = free_memory_under(root)?.bytes;
+        Ok(free - HOST_RESERVE_BYTES.min(free / 4))
+    };
+    let device = match (emulated, config.device_memory) {
+        (false, _) => None,
+        (true, MemorySetting::Bytes(bytes)) => Some(bytes),
+        (true, MemorySetting::Auto) => Some(match config.host_memory {
+            MemorySetting::Bytes(host) => host / EMULATED_SHARE,
+            MemorySetting::Auto => usable()? / EMULATED_SHARE,
+        }),
+    };
+    let host = match config.host_memory {
+        MemorySetting::Bytes(bytes) => bytes,
+        MemorySetting::Auto => {
+            let free = usable()?;
+            let device = device.unwrap_or(0);
+            free.checked_sub(device)
+                .filter(|host| *host > 0)
+                .ok_or(MemoryBudgetError::NothingLeft { device, free })?
+        }
+    };
+    Ok(Budgets { device, host })
+}
+
+/// What this process could still take.
+pub fn free_host_memory() -> std::io::Result<FreeMemory> {
+    free_memory_under(Path::new("/"))
+}
+
+fn free_memory_under(root: &Path) -> std::io::Result<FreeMemory> {
+    let meminfo = std::fs::read_to_string(root.join("proc/meminfo"))?;
+    let available = meminfo
+        .lines()
+        .find_map(|line| line.strip_prefix("MemAvailable:"))
+        .and_then(|rest| rest.trim().strip_suffix("kB"))
+        .and_then(|number| number.trim().parse::<u64>().ok())
+        .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemAvailable"))?;
+    let mut free = FreeMemory {
+        bytes: available.saturating_mul(1024),
+        limited_by: "MemAvailable",
+    };
+    // Without this file there are no control groups.
+    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) =
+            (fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        let version = if controllers.is_empty() {
+            &VERSION_2
+        } else if controllers.split(',').any(|name| name == "memory") {
+            &VERSION_1
+        } else {
+            continue;
+        };
+        if let Some(bytes) = version.free(root, path)
+            && bytes < free.bytes
+        {
+            free = FreeMemory {
+                bytes,
+                limited_by: version.name,
+            };
+        }
+    }
+    Ok(free)
+}
+
+/// The files of one version of control groups.
+struct ControlGroups {
+    name: &'static str,
+    mount: &'static str,
+    limit: &'static str,
+    used: &'static str,
+    /// Cache that the kernel gives back first; counted as used and as good as free.
+    reclaimable: &'static str,
+}
+
+const VERSION_2: ControlGroups = ControlGroups {
+    name: "cgroup v2 limit",
+    mount: "sys/fs/cgroup",
+    limit: "memory.max",
+    used: "memory.current",
+    reclaimable: "inactive_file ",
+};
+const VERSION_1: ControlGroups = ControlGroups {
+    name: "cgroup v1 limit",
+    mount: "sys/fs/cgroup/memory",
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    reclaimable: "total_inactive_file ",
+};
+
+impl ControlGroups {
+    /// The least that any group from `path` up to the root leaves. Inside a container the path is often the host's
+    /// and does not exist; then the mount itself is this process's group.
+    fn free(&self, root: &Path, path: &str) -> Option<u64> {
+        let mount = root.join(self.mount);
+        let mut directory: PathBuf = mount.join(path.trim_start_matches('/'));
+        let mut least = None;
+        loop {
+            if let Some(free) = self.free_of(&directory) {
+                least = Some(least.map_or(free, |least: u64| least.min(free)));
+            }
+            if directory == mount || !directory.pop() || !directory.starts_with(&mount) {
+                return least;
+            }
+        }
+    }
+
+    fn free_of(&self, directory: &Path) -> Option<u64> {
+        let number = |name: &str| -> Option<u64> {
+            let text = std::fs::read_to_string(directory.join(name)).ok()?;
+            // `max` is no limit.
+            text.trim().parse().ok()
+        };
+        let limit = number(self.limit)?;
+        let used = number(self.used)?;
+        let statistics = std::fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+        let reclaimable = statistics
+            .lines()
+            .find_map(|line| line.strip_prefix(self.reclaimable))
+            .and_then(|number| number.trim().parse::<u64>().ok())
+            .unwrap_or(0);
+        Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn machine(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for (path, text) in files {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        root
+    }
+
+    const MEMINFO: (&str, &str) = (
+        "proc/meminfo",
+        "MemTotal: 33554432 kB\nMemAvailable:   16777216 kB\n",
+    );
+
+    #[test]
+    fn without_control_groups_it_is_mem_available() {
+        let root = machine(&[MEMINFO]);
+        let free = free_memory_under(root.path()).unwrap();
+        assert_eq!((free.bytes, free.limited_by), (16 * GIB, "MemAvailable"));
+    }
+
+    #[test]
+    fn the_tightest_group_above_the_process_counts() {
+        let root = machine(&[
+            MEMINFO,
+            ("proc/self/cgroup", "0::/a/b\n"),
+            ("sys/fs/cgroup/a/memory.max", "8589934592\n"),
+            ("sys/fs/cgroup/a/memory.current", "3221225472\n"),
+            (
+                "sys/fs/cgroup/a/memory.stat",
+                "anon 1\ninactive_file 1073741824\n",
+            ),
+            ("sys/fs/cgroup/a/b/memory.max", "max\n"),
+            ("sys/fs/cgroup/a/b/memory.current", "100\n"),
+        ]);
+        let free = free_memory_under(root.path()).unwrap();
+        assert_eq!((free.bytes, free.limited_by), (6 * GIB, "cgroup v2 limit"));
+    }
+
+    #[test]
+    fn in_a_container_the_mount_itself_is_the_group() {
+        let root = machine(&[
+            MEMINFO,
+            ("proc/self/cgroup", "3:cpu:/x\n4:memory:/docker/abc\n"),
+            ("sys/fs/cgroup/memory/memory.limit_in_bytes", "4294967296"),
+            ("sys/fs/cgroup/memory/memory.usage_in_bytes", "1073741824"),
+        ]);
+        let free = free_memory_under(root.path()).unwrap();
+        assert_eq!((free.bytes, free.limited_by), (3 * GIB, "cgroup v1 limit"));
+    }
+
+    #[test]
+    fn auto_leaves_a_reserve_and_the_emulated_device_is_taken_from_ram() {
+        let root = machine(&[MEMINFO]);
+        let check = |config: &Config, device, host| {
+            let budgets = budgets_under(config, root.path()).unwrap();
+            assert_eq!(budgets, Budgets { device, host });
+        };
+        check(&Config::default(), None, 15 * GIB);
+        let mut config = Config {
+            device: DeviceSetting::Emulated,
+            device_memory: MemorySetting::Bytes(5 * GIB),
+            ..Config::default()
+        };
+        check(&config, Some(5 * GIB), 10 * GIB);
+        config.device_memory = MemorySetting::Auto;
+        check(&config, Some(15 * GIB / 4), 15 * GIB - 15 * GIB / 4);
+        config.host_memory = MemorySetting::Bytes(8 * GIB);
+        check(&config, Some(2 * GIB), 8 * GIB);
+        config.device_memory = MemorySetting::Bytes(64 * GIB);
+        config.host_memory = MemorySetting::Auto;
+        let error = budgets_under(&config, root.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("64.00 GiB") && error.contains("--device-memory"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn explicit_budgets_do_not_ask_the_machine() {
+        let config = Config {
+            host_memory: MemorySetting::Bytes(GIB),
+            ..Config::default()
+        };
+        let nowhere = Path::new("/nonexistent");
+        assert_eq!(
+            budgets_under(&config, nowhere).unwrap(),
+            Budgets {
+                device: None,
+                host: GIB
+            }
+        );
+    }
+}

@@ -1,0 +1,202 @@
+//! One validated `Config` from a file, the environment and flags. Imports nothing of ours; asks the machine only for
+//! its memory (`memory.rs`).
+//!
+//! Every key stands once, in `keys::KEYS`: its flag, its name in the file, its `STRATA_*` variable, its default and its
+//! help all come from that line, so the three sources cannot drift apart. Flags win over the environment, which wins
+//! over the file. An unknown key in the file or in `STRATA_*` is an error that names it.
+
+mod keys;
+mod memory;
+mod size;
+mod sources;
+
+pub use keys::{KEYS, Key};
+pub use memory::{
+    Budgets, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError, budgets, free_host_memory,
+};
+pub use size::{format_bytes, parse_rate, parse_size};
+pub use sources::{ConfigError, Sources};
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where weights are computed with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceSetting {
+    /// The best device of this machine; `cpu` in a build without CUDA.
+    Auto,
+    Cpu,
+    /// A host arena stands for VRAM behind a link of a given rate.
+    Emulated,
+}
+
+/// A budget: given, or what is free less a reserve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemorySetting {
+    Auto,
+    Bytes(u64),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReaderSetting {
+    Auto,
+    IoUring,
+    Pread,
+}
+
+/// Who multiplies by groups that do not rest on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExecutorSetting {
+    Auto,
+    Device,
+    Host,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    Off,
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+impl LogLevel {
+    /// As `tracing-subscriber` spells it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            LogLevel::Off => "off",
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+            LogLevel::Trace => "trace",
+        }
+    }
+}
+
+/// A key that clients must send. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(value: String) -> Secret {
+        Secret(value)
+    }
+
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("Secret(..)")
+    }
+}
+
+/// Every setting, checked. What each key means and may be stands in `keys.rs`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub model: Option<PathBuf>,
+    pub model_name: Option<String>,
+    pub device: DeviceSetting,
+    pub device_memory: MemorySetting,
+    pub host_memory: MemorySetting,
+    /// Bytes per second of the emulated link.
+    pub link_rate: f64,
+    /// `None`: the smaller of the model's and `CONTEXT_AUTO`.
+    pub context: Option<u32>,
+    pub parallel: u32,
+    pub reader: ReaderSetting,
+    /// `None`: one per core that this process may use.
+    pub threads: Option<usize>,
+    pub slice: Option<u64>,
+    pub ring_entries: Option<u32>,
+    pub step_width: Option<u32>,
+    pub executor: ExecutorSetting,
+    pub copy: bool,
+    pub log: LogLevel,
+    pub listen: String,
+    pub queue: usize,
+    pub grace: Duration,
+    /// `None`: no comments.
+    pub keep_alive: Option<Duration>,
+    pub stall_timeout: Duration,
+    pub api_key: Option<Secret>,
+}
+
+/// What `context = "auto"` takes of models that could do more.
+pub const CONTEXT_AUTO: u32 = 8192;
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            model: None,
+            model_name: None,
+            device: DeviceSetting::Auto,
+            device_memory: MemorySetting::Auto,
+            host_memory: MemorySetting::Auto,
+            link_rate: 4e9,
+            context: None,
+            parallel: 4,
+            reader: ReaderSetting::Auto,
+            threads: None,
+            slice: None,
+            ring_entries: None,
+            step_width: None,
+            executor: ExecutorSetting::Auto,
+            copy: false,
+            log: LogLevel::Info,
+            listen: "127.0.0.1:8080".to_owned(),
+            queue: 64,
+            grace: Duration::from_secs(30),
+            keep_alive: Some(Duration::from_secs(15)),
+            stall_timeout: Duration::from_secs(60),
+            api_key: None,
+        }
+    }
+}
+
+impl Config {
+    /// The file, then `STRATA_*`, then flags, over the defaults.
+    pub fn resolve(sources: &Sources) -> Result<Config, ConfigError> {
+        sources.resolve()
+    }
+
+    /// The context of each sequence, for a model trained on `model_context` tokens.
+    pub fn context_for(&self, model_context: u32) -> u32 {
+        self.context
+            .unwrap_or_else(|| model_context.min(CONTEXT_AUTO))
+    }
+
+    /// The name that answers give: `model-name`, or the file's without `.gguf`.
+    pub fn served_name(&self, model: &Path) -> String {
+        self.model_name.clone().unwrap_or_else(|| {
+            model
+                .file_stem()
+                .map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned())
+        })
+    }
+
+    /// Threads that compute.
+    pub fn compute_threads(&self) -> usize {
+        self.threads.unwrap_or_else(|| {
+            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+        })
+    }
+
+    /// What is allowed and still worth a line in the log.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let has_device = self.device == DeviceSetting::Emulated;
+        if !has_device && self.device_memory != MemorySetting::Auto {
+            warnings.push(
+                "device-memory has no effect: there is no device tier; add --device emulated to try one".to_owned(),
+            );
+        }
+        warnings
+    }
+}
