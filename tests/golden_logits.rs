@@ -8,7 +8,9 @@ use serde_json::Value;
 use std::path::Path;
 
 fn golden(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name);
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
@@ -34,7 +36,10 @@ fn check_tiny(name: &str) {
         let mut sequence = Sequence::new(0, 16);
         let logits = sequence.step(&mut loaded, &ids(&prompt["ids"]));
         let ours = log_probabilities(&logits);
-        let (top, expected) = (ids(&prompt["last"]["top"]), numbers(&prompt["last"]["logprob"]));
+        let (top, expected) = (
+            ids(&prompt["last"]["top"]),
+            numbers(&prompt["last"]["logprob"]),
+        );
         for (id, expected) in top.into_iter().zip(expected) {
             let ours = ours[id as usize];
             assert!(
@@ -109,7 +114,10 @@ fn smollm2_is_as_near_to_the_reference_as_llama_cpp() {
     assert!(mean <= DISTANCE_RATIO_MAX * peer_mean, "mean {mean}");
     assert!(p95 <= DISTANCE_RATIO_MAX * peer_p95, "p95 {p95}");
     let decided = choices.iter().filter(|(_, _, margin)| *margin > 2.0 * p95);
-    let wrong: Vec<_> = decided.clone().filter(|(ours, theirs, _)| ours != theirs).collect();
+    let wrong: Vec<_> = decided
+        .clone()
+        .filter(|(ours, theirs, _)| ours != theirs)
+        .collect();
     println!(
         "{} of {} choices have a margin above {:.3}",
         decided.count(),

@@ -237,17 +237,20 @@ fn load_homes(
     let mut staging = shared.borrow_host_entries();
     let ring_entries = staging.len();
     if plan.staging_bytes > 0 {
-        staging.push(Region::allocate_low(&arenas.host, plan.staging_bytes as usize)?);
+        staging.push(Region::allocate_low(
+            &arenas.host,
+            plan.staging_bytes as usize,
+        )?);
     }
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
     let mut copies: VecDeque<(usize, u64)> = VecDeque::new();
     let mut waiting = at_home(Tier::Device).map(|(index, _)| index).peekable();
     while waiting.peek().is_some() || !reads.is_empty() || !copies.is_empty() {
-        if let (Some(&index), Some(region)) = (waiting.peek(), staging.pop()) {
-            reads.push_back((
-                index,
-                shared.begin_read(region, pieces(&plan.groups[index])),
-            ));
+        if let Some(&index) = waiting.peek()
+            && let Some(region) = staging.pop()
+        {
+            let ticket = shared.begin_read(region, pieces(&plan.groups[index]));
+            reads.push_back((index, ticket));
             waiting.next();
         } else if let Some((index, ticket)) = reads.pop_front() {
             let done = shared.wait_read(ticket);
@@ -266,6 +269,7 @@ fn load_homes(
     }
     // Entries are alike; a staging region is not part of the ring, and there is one only where there is no ring.
     staging.truncate(ring_entries);
+    assert_eq!(staging.len(), ring_entries, "every ring entry came back");
     shared.return_host_entries(staging);
 
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();

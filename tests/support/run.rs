@@ -94,8 +94,9 @@ pub fn log_probabilities(logits: &[f32]) -> Vec<f64> {
 pub fn smollm2() -> PathBuf {
     let path = match std::env::var_os("STRATA_TEST_SMOLLM2") {
         Some(path) => PathBuf::from(path),
-        None => Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        None => {
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("models/SmolLM2-135M-Instruct.Q4_1.gguf")
+        }
     };
     assert!(
         path.is_file(),
