@@ -3,6 +3,7 @@
 //! `tests/architecture.rs` holds against the `use` lines.
 
 pub mod gguf;
+pub mod inspect;
 pub mod metrics;
 pub mod synth;
 

@@ -6,7 +6,7 @@
 use std::io::Read;
 
 use super::error::GgufError;
-use super::metadata::{Array, Value};
+use super::value::{Array, Value};
 
 /// Bytes that the header (metadata and tensor table) may take. The largest vocabularies need about 20 MiB; without
 /// a bound a sparse file of terabytes could demand as much memory.
