@@ -312,19 +312,19 @@ impl<'a> Problem<'a> {
         let share = |left: u64, entries: u32| left / RING_SHARE / u64::from(entries);
         let entries = |usual| request.ring_entries.unwrap_or(usual).max(RING_ENTRIES_MIN);
         let mut bytes = share(split.host.free(), entries(HOST_RING_ENTRIES));
-        if let Some(device) = split.device {
-            if !host_executes(request) {
-                bytes = bytes.min(share(device.free(), entries(DEVICE_RING_ENTRIES)));
-            }
+        if let Some(device) = split.device
+            && !host_executes(request)
+        {
+            bytes = bytes.min(share(device.free(), entries(DEVICE_RING_ENTRIES)));
         }
         (bytes / unit * unit).clamp(SLICE_BYTES_MIN.max(unit), SLICE_BYTES_MAX)
     }
 
     fn groups(&self, slice_bytes: u64) -> Rc<Vec<Group>> {
-        if let Some((bytes, groups)) = &*self.last_groups.borrow() {
-            if *bytes == slice_bytes {
-                return Rc::clone(groups);
-            }
+        if let Some((bytes, groups)) = &*self.last_groups.borrow()
+            && *bytes == slice_bytes
+        {
+            return Rc::clone(groups);
         }
         let rule = SliceRule {
             slice_bytes,

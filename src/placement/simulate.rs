@@ -265,10 +265,13 @@ mod tests {
         }
     }
 
-    /// (read, copy, compute) of each group; host and device entries; the steady step worked out by hand.
+    /// Seconds of one group: (read, copy, compute).
+    type Seconds = (f64, f64, f64);
+
+    /// Groups; entries of the host's and the device's ring; the steady step worked out by hand.
     #[test]
     fn steps_take_what_they_take_by_hand() {
-        let cases: &[(&str, &[(f64, f64, f64)], u32, u32, f64)] = &[
+        let cases: &[(&str, &[Seconds], u32, u32, f64)] = &[
             ("nothing", &[], 0, 0, 0.0),
             ("resident", &[(0.0, 0.0, 2.0), (0.0, 0.0, 3.0)], 0, 0, 5.0),
             (
