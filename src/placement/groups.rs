@@ -310,3 +310,217 @@ fn group(
         extents,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::shapes::{Shape, TensorTable};
+    use super::*;
+    use crate::gguf::TensorType;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    const RULE: SliceRule = SliceRule {
+        slice_bytes: 1 << 20,
+        read_alignment: 4096,
+    };
+
+    /// Layers of random matrices in a random order in the file.
+    fn random_table(random: &mut ChaCha8Rng) -> (Vec<TensorInfo>, u32, bool) {
+        let layers = random.random_range(0..4u32);
+        let tied = random.random_bool(0.5);
+        let mut names = vec![
+            "token_embd.weight".to_owned(),
+            "output_norm.weight".to_owned(),
+            "rope_freqs.weight".to_owned(),
+            "position_embd.weight".to_owned(),
+        ];
+        if !tied {
+            names.push("output.weight".to_owned());
+        }
+        for layer in 0..layers {
+            for name in ATTENTION.iter().chain(&FEED_FORWARD) {
+                if random.random_bool(0.8) {
+                    names.push(format!("blk.{layer}.{name}"));
+                }
+            }
+            names.push(format!("blk.{layer}.attn_norm.weight"));
+            names.push(format!("blk.{layer}.attn_q.bias"));
+        }
+        for index in (1..names.len()).rev() {
+            names.swap(index, random.random_range(0..=index));
+        }
+        let mut table = TensorTable::default();
+        for name in &names {
+            let kind = TensorType::ALL[random.random_range(0..TensorType::ALL.len())];
+            let columns = 256 * random.random_range(1..5u64);
+            let is_vector = ["norm", "bias", "rope"]
+                .iter()
+                .any(|part| name.contains(part));
+            let dimensions = if is_vector {
+                vec![columns]
+            } else {
+                vec![columns, random.random_range(1..1500u64)]
+            };
+            table.add(name, kind, &dimensions);
+        }
+        (table.tensors, layers, tied)
+    }
+
+    /// Everything that holds for the groups of any table.
+    fn check(tensors: &[TensorInfo], groups: &[Group], unused: &[String], rule: SliceRule) {
+        let mut next_row = vec![0u64; tensors.len()];
+        let mut order = Vec::new();
+        for group in groups {
+            let kind = GroupKind::ALL
+                .iter()
+                .position(|&kind| kind == group.kind)
+                .unwrap();
+            // The layers stand together, between the embedding and the head.
+            let class = if group.layer.is_some() { 2 } else { kind };
+            order.push((class, group.layer, kind));
+            let mut end = 0;
+            let mut file_end = 0;
+            for extent in &group.extents {
+                assert_eq!(extent.entry_offset, end, "extents lie side by side");
+                assert_eq!(extent.file_offset % rule.read_alignment, 0);
+                assert_eq!(extent.bytes % rule.read_alignment, 0);
+                assert!(extent.bytes > 0);
+                assert!(
+                    file_end == 0 || extent.file_offset > file_end + rule.read_alignment,
+                    "extents {} apart are two",
+                    extent.file_offset - file_end
+                );
+                end += extent.bytes;
+                file_end = extent.file_offset + extent.bytes;
+            }
+            assert_eq!(group.entry_bytes, end);
+            let bytes: u64 = group.parts.iter().map(|part| part.bytes).sum();
+            assert_eq!(group.weight_bytes, bytes);
+            for part in &group.parts {
+                let tensor = &tensors[part.tensor];
+                assert_eq!(part.rows.start, next_row[part.tensor], "rows come in order");
+                assert!(part.rows.end > part.rows.start);
+                next_row[part.tensor] = part.rows.end;
+                assert!(part.rows.end == tensor.rows() || part.rows.end % ROWS_MULTIPLE == 0);
+                assert_eq!(
+                    part.file_offset,
+                    tensor.file_offset + part.rows.start * tensor.row_bytes()
+                );
+                assert_eq!(
+                    part.bytes,
+                    (part.rows.end - part.rows.start) * tensor.row_bytes()
+                );
+                let inside = group.extents.iter().any(|extent| {
+                    part.file_offset >= extent.file_offset
+                        && part.file_offset + part.bytes <= extent.file_offset + extent.bytes
+                        && part.entry_offset - extent.entry_offset
+                            == part.file_offset - extent.file_offset
+                });
+                assert!(inside, "{part:?} outside {:?}", group.extents);
+            }
+            let is_one_unit = group.parts.len() == 1
+                && group.parts[0].rows.end - group.parts[0].rows.start <= ROWS_MULTIPLE;
+            assert!(
+                group.entry_bytes <= rule.slice_bytes
+                    || is_one_unit
+                    || group.kind == GroupKind::Small,
+                "{} bytes in a slice of {}",
+                group.entry_bytes,
+                rule.slice_bytes
+            );
+        }
+        let mut sorted = order.clone();
+        sorted.sort();
+        assert_eq!(order, sorted, "groups stand in the order of use");
+        for (tensor, next_row) in tensors.iter().zip(next_row) {
+            let rows = if unused.contains(&tensor.name) {
+                0
+            } else {
+                tensor.rows()
+            };
+            assert_eq!(next_row, rows, "every row of {} in one group", tensor.name);
+        }
+    }
+
+    #[test]
+    fn every_row_of_random_tables_is_in_exactly_one_group() {
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        for _ in 0..300 {
+            let (tensors, layers, tied) = random_table(&mut random);
+            let catalogue = Catalogue::new(&tensors, layers, tied);
+            assert_eq!(catalogue.unused, ["position_embd.weight"]);
+            let rule = SliceRule {
+                slice_bytes: 4096 * random.random_range(1..600u64),
+                read_alignment: 1 << random.random_range(0..13),
+            };
+            let groups = catalogue.groups(&tensors, rule);
+            check(&tensors, &groups, &catalogue.unused, rule);
+        }
+    }
+
+    #[test]
+    fn parts_stand_in_the_order_of_use_whatever_their_order_in_the_file() {
+        let (tensors, hyperparameters) = Shape::smollm2().index();
+        let catalogue = Catalogue::new(&tensors, hyperparameters.layers, true);
+        let rule = SliceRule {
+            slice_bytes: 128 << 20,
+            ..RULE
+        };
+        let groups = catalogue.groups(&tensors, rule);
+        let names: Vec<&str> = groups[1..3]
+            .iter()
+            .flat_map(|group| &group.parts)
+            .map(|part| tensors[part.tensor].name.as_str())
+            .collect();
+        assert_eq!(
+            names,
+            [
+                "blk.0.attn_q.weight",
+                "blk.0.attn_k.weight",
+                "blk.0.attn_v.weight",
+                "blk.0.attn_output.weight",
+                "blk.0.ffn_gate.weight",
+                "blk.0.ffn_up.weight",
+                "blk.0.ffn_down.weight",
+            ]
+        );
+        // The four lie side by side in the file: one read.
+        assert_eq!(groups[1].extents.len(), 1);
+    }
+
+    #[test]
+    fn a_matrix_that_does_not_fit_is_cut_evenly() {
+        let (tensors, hyperparameters) = Shape::smollm2().index();
+        let catalogue = Catalogue::new(&tensors, hyperparameters.layers, true);
+        let groups = catalogue.groups(&tensors, RULE);
+        let head: Vec<u64> = groups
+            .iter()
+            .filter(|group| group.kind == GroupKind::Head)
+            .map(|group| group.parts[0].rows.end - group.parts[0].rows.start)
+            .collect();
+        assert!(head.len() > 20, "{head:?}");
+        let spread = head.iter().max().unwrap() - head.iter().min().unwrap();
+        assert!(spread <= ROWS_MULTIPLE, "{head:?}");
+    }
+
+    #[test]
+    fn odd_names_and_shapes_are_unused_not_errors() {
+        let mut table = TensorTable::default();
+        for name in [
+            "blk.+0.attn_q.weight",
+            "blk.00.attn_q.weight",
+            "blk.1.attn_q.weight",
+            "blk.99999999999.attn_q.weight",
+            "blk.0",
+            "blk.0.ffn_gate_exps.weight",
+            "output.weight",
+            "v.blk.0.attn_q.weight",
+        ] {
+            table.add(name, TensorType::F32, &[32, 32]);
+        }
+        table.add("blk.0.attn_q.weight", TensorType::F32, &[32, 32]);
+        let catalogue = Catalogue::new(&table.tensors, 1, true);
+        assert_eq!(catalogue.unused.len(), table.tensors.len() - 1);
+        assert_eq!(catalogue.groups(&table.tensors, RULE).len(), 1);
+    }
+}

@@ -63,7 +63,9 @@ pub(super) struct Split {
 
 impl Split {
     pub(super) fn fits(&self) -> bool {
-        let within = |split: &TierSplit| split.claimed() <= split.budget;
+        // Sums saturate: what reaches the largest number has no size, and fits nowhere.
+        let within =
+            |split: &TierSplit| split.claimed() <= split.budget && split.claimed() < u64::MAX;
         within(&self.host) && self.device.as_ref().is_none_or(within)
     }
 
@@ -147,15 +149,17 @@ impl Candidate<'_> {
         let streams_to_device =
             self.request.device != DeviceKind::Cpu && !host_executes(self.request);
         // (device ring, host ring)
-        let rings: &[(bool, bool)] = match streams_to_device {
-            true => &[(false, false), (true, false), (true, true)],
-            false => &[(false, false), (false, true)],
+        let rings: &[(bool, bool)] = if streams_to_device {
+            &[(false, false), (true, false), (true, true)]
+        } else {
+            &[(false, false), (false, true)]
         };
         for &(device_ring, host_ring) in rings {
             // Only rings have entries to do with fewer of.
-            let fewest = match device_ring || host_ring {
-                true => RING_ENTRIES_MIN,
-                false => HOST_RING_ENTRIES,
+            let fewest = if device_ring || host_ring {
+                RING_ENTRIES_MIN
+            } else {
+                HOST_RING_ENTRIES
             };
             for entries_max in (fewest..=HOST_RING_ENTRIES).rev() {
                 for gather in [false, true] {
@@ -179,20 +183,23 @@ impl Candidate<'_> {
     ) -> Reserve {
         let streamable = self.groups.iter().filter(|group| group.is_streamable());
         let entry_bytes = streamable.map(Group::home_bytes).max().unwrap_or(0);
-        let ring = |exists: bool, usual: u32| match exists {
-            true => Ring {
+        let ring = |exists: bool, usual: u32| {
+            if !exists {
+                return Ring::default();
+            }
+            Ring {
                 entries: self.entries(usual, entries_max),
                 entry_bytes,
-            },
-            false => Ring::default(),
+            }
         };
         let stages = self.request.device != DeviceKind::Cpu && !host_ring;
         Reserve {
             host_ring: ring(host_ring, HOST_RING_ENTRIES),
             device_ring: ring(device_ring, DEVICE_RING_ENTRIES),
-            gather: match gather {
-                true => self.problem.gather_buffer(self.width),
-                false => GatherBuffer::default(),
+            gather: if gather {
+                self.problem.gather_buffer(self.width)
+            } else {
+                GatherBuffer::default()
             },
             staging_bytes: if stages { entry_bytes } else { 0 },
         }
@@ -288,9 +295,10 @@ impl Candidate<'_> {
             },
             None => Ring::default(),
         };
-        let kind_gathered = match self.problem.hyperparameters.tied_head {
-            true => GroupKind::Head,
-            false => GroupKind::Embedding,
+        let kind_gathered = if self.problem.hyperparameters.tied_head {
+            GroupKind::Head
+        } else {
+            GroupKind::Embedding
         };
         let gathers = self
             .groups
@@ -306,9 +314,10 @@ impl Candidate<'_> {
                 reserve.host_ring.entries,
             ),
             device_ring: ring(largest(&uses_device_ring), reserve.device_ring.entries),
-            gather: match gathers {
-                true => self.problem.gather_buffer(self.width),
-                false => GatherBuffer::default(),
+            gather: if gathers {
+                self.problem.gather_buffer(self.width)
+            } else {
+                GatherBuffer::default()
             },
             staging_bytes: match from_storage {
                 Some(_) => 0,

@@ -25,6 +25,8 @@ mod scratch;
 mod simulate;
 
 #[cfg(test)]
+mod plan_tests;
+#[cfg(test)]
 mod shapes;
 
 pub use plan::{GatherBuffer, KvSplit, Plan, Ring, TierSplit};

@@ -172,9 +172,10 @@ impl Plan {
 
     /// The groups that hold rows of the token embedding, in row order.
     pub fn embedding_groups(&self) -> impl Iterator<Item = GroupId> {
-        let kind = match self.tied_head {
-            true => GroupKind::Head,
-            false => GroupKind::Embedding,
+        let kind = if self.tied_head {
+            GroupKind::Head
+        } else {
+            GroupKind::Embedding
         };
         self.iter()
             .filter(move |(_, group, _)| group.kind == kind)

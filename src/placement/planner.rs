@@ -234,9 +234,10 @@ impl<'a> Problem<'a> {
             .saturating_add(request.device_budget.unwrap_or(0));
         let needs = ScratchNeeds {
             step_width: width,
-            gather: match self.file_weight_bytes >= memory {
-                true => self.gather_buffer(width),
-                false => GatherBuffer::default(),
+            gather: if self.file_weight_bytes >= memory {
+                self.gather_buffer(width)
+            } else {
+                GatherBuffer::default()
             },
             staging_bytes: 0,
             host_executes: host_executes(request),
@@ -311,19 +312,19 @@ impl<'a> Problem<'a> {
         let share = |left: u64, entries: u32| left / RING_SHARE / u64::from(entries);
         let entries = |usual| request.ring_entries.unwrap_or(usual).max(RING_ENTRIES_MIN);
         let mut bytes = share(split.host.free(), entries(HOST_RING_ENTRIES));
-        if let Some(device) = split.device {
-            if !host_executes(request) {
-                bytes = bytes.min(share(device.free(), entries(DEVICE_RING_ENTRIES)));
-            }
+        if let Some(device) = split.device
+            && !host_executes(request)
+        {
+            bytes = bytes.min(share(device.free(), entries(DEVICE_RING_ENTRIES)));
         }
         (bytes / unit * unit).clamp(SLICE_BYTES_MIN.max(unit), SLICE_BYTES_MAX)
     }
 
     fn groups(&self, slice_bytes: u64) -> Rc<Vec<Group>> {
-        if let Some((bytes, groups)) = &*self.last_groups.borrow() {
-            if *bytes == slice_bytes {
-                return Rc::clone(groups);
-            }
+        if let Some((bytes, groups)) = &*self.last_groups.borrow()
+            && *bytes == slice_bytes
+        {
+            return Rc::clone(groups);
         }
         let rule = SliceRule {
             slice_bytes,
@@ -334,34 +335,37 @@ impl<'a> Problem<'a> {
         groups
     }
 
-    /// The best layout for one step width; `None` where none fits.
-    fn layout_at(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> Option<Layout> {
+    /// One step width, with its slice size and groups; `None` where what is fixed does not fit already.
+    fn candidate<'b>(
+        &'b self,
+        request: &'b PlanRequest,
+        kv: KvSplit,
+        width: u32,
+    ) -> Option<Candidate<'b>> {
         let bare = self.split(request, kv, width, Reserve::default(), self.small_bytes);
+        // A mapped small group takes less than a resident one.
         if !bare.fits() && !request.map_file {
             return None;
         }
         let slice_bytes = self.slice_bytes(request, &bare);
-        let candidate = Candidate {
+        Some(Candidate {
             problem: self,
             request,
             kv,
             width,
             slice_bytes,
             groups: self.groups(slice_bytes),
-        };
+        })
+    }
+
+    /// The best layout for one step width; `None` where none fits.
+    fn layout_at(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> Option<Layout> {
+        let candidate = self.candidate(request, kv, width)?;
         if let Some(layout) = candidate.mapped() {
             return Some(layout);
         }
-        let strategies: &[Strategy] = match request.device {
-            DeviceKind::Cpu => &[Strategy::Even],
-            DeviceKind::Emulated => &[
-                Strategy::AttentionThenFeedForward,
-                Strategy::AttentionThenRest,
-                Strategy::Even,
-            ],
-        };
         let mut best: Option<(f64, Layout)> = None;
-        for &strategy in strategies {
+        for &strategy in strategies(request.device) {
             let Some(layout) = candidate.with_strategy(strategy) else {
                 continue;
             };
@@ -375,6 +379,16 @@ impl<'a> Problem<'a> {
             }
         }
         best.map(|(_, layout)| layout)
+    }
+
+    /// The layout that asks for least: there is a plan exactly where there is this one.
+    pub(super) fn least_layout(&self, request: &PlanRequest) -> Option<Layout> {
+        let width = request.step_width.unwrap_or(1).max(1);
+        let candidate = self.candidate(request, self.kv(request)?, width)?;
+        let first = strategies(request.device)[0];
+        candidate
+            .mapped()
+            .or_else(|| candidate.with_strategy(first))
     }
 
     fn scenario<'b>(&'b self, request: &'b PlanRequest, layout: &'b Layout) -> Scenario<'b> {
@@ -425,6 +439,18 @@ impl<'a> Problem<'a> {
             predictions,
             elements: layout.elements,
         }
+    }
+}
+
+/// Ways to share out homes, the one to prefer first.
+fn strategies(device: DeviceKind) -> &'static [Strategy] {
+    match device {
+        DeviceKind::Cpu => &[Strategy::Even],
+        DeviceKind::Emulated => &[
+            Strategy::AttentionThenFeedForward,
+            Strategy::AttentionThenRest,
+            Strategy::Even,
+        ],
     }
 }
 

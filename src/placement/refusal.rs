@@ -1,6 +1,6 @@
 //! What `plan` says where nothing fits: what is short, by how much, and what to change.
 //!
-//! Advice is not computed beside the planner: every change that is advised has been planned with, and fits.
+//! Advice is not computed beside the planner: every change that is advised has been laid out by it, and fits.
 
 use super::layout::Layout;
 use super::planner::{DeviceKind, PlanRequest, Problem};
@@ -84,9 +84,10 @@ impl fmt::Display for Advice {
 
 /// A size as the command line takes it.
 fn flag_size(bytes: u64) -> String {
-    match bytes.is_multiple_of(MIB) {
-        true => format!("{}MiB", bytes / MIB),
-        false => bytes.to_string(),
+    if bytes.is_multiple_of(MIB) {
+        format!("{}MiB", bytes / MIB)
+    } else {
+        bytes.to_string()
     }
 }
 
@@ -153,7 +154,7 @@ const CONTEXT_WORTHWHILE: u32 = 512;
 const CONTEXT_STEP: u32 = 256;
 
 pub(super) fn explain(problem: &Problem<'_>, request: &PlanRequest) -> PlanError {
-    let fits = |changed: &PlanRequest| problem.layout(changed);
+    let fits = |changed: &PlanRequest| problem.least_layout(changed);
     let memory = memory_needed(request, &fits);
     let mut advice = Vec::new();
 
@@ -239,9 +240,10 @@ fn largest(limit: u32, fits: impl Fn(u32) -> bool) -> Option<u32> {
     let (mut low, mut high) = (1, limit);
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        match fits(middle) {
-            true => low = middle,
-            false => high = middle,
+        if fits(middle) {
+            low = middle
+        } else {
+            high = middle
         }
     }
     Some(low)
@@ -305,9 +307,10 @@ fn least(unit: u64, fits: impl Fn(u64) -> bool) -> Option<u64> {
     let mut low = high / 2;
     while high - low > 1 {
         let middle = low + (high - low) / 2;
-        match fits(middle * unit) {
-            true => high = middle,
-            false => low = middle,
+        if fits(middle * unit) {
+            high = middle
+        } else {
+            low = middle
         }
     }
     Some(high * unit)

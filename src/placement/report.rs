@@ -118,9 +118,10 @@ impl Plan {
         )?;
         for prediction in &self.predictions {
             let step = format!("{:.1} ms", prediction.step_seconds * 1000.0);
-            let note = match prediction.width > self.step_width {
-                true => " (wider than a step of this plan)",
-                false => "",
+            let note = if prediction.width > self.step_width {
+                " (wider than a step of this plan)"
+            } else {
+                ""
             };
             writeln!(
                 text,
@@ -246,9 +247,12 @@ fn ranges(numbers: impl Iterator<Item = u32>) -> String {
     }
     let shown: Vec<String> = runs
         .iter()
-        .map(|&(first, last)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
+        .map(|&(first, last)| {
+            if first == last {
+                first.to_string()
+            } else {
+                format!("{first}-{last}")
+            }
         })
         .collect();
     shortened(shown.join(", "))

@@ -33,36 +33,6 @@ impl Shape {
         }
     }
 
-    /// A llama of 1.1 billion weights.
-    pub(super) fn llama_1b() -> Shape {
-        Shape {
-            layers: 22,
-            embedding: 2048,
-            feed_forward: 5632,
-            heads: 32,
-            heads_kv: 4,
-            vocabulary: 32000,
-            matrices: TensorType::Q4K,
-            head: TensorType::Q6K,
-            tied: false,
-        }
-    }
-
-    /// A llama of 70 billion weights.
-    pub(super) fn llama_70b() -> Shape {
-        Shape {
-            layers: 80,
-            embedding: 8192,
-            feed_forward: 28672,
-            heads: 64,
-            heads_kv: 8,
-            vocabulary: 128_256,
-            matrices: TensorType::Q4K,
-            head: TensorType::Q6K,
-            tied: false,
-        }
-    }
-
     /// A few kilobytes.
     pub(super) fn tiny() -> Shape {
         Shape {

@@ -190,15 +190,14 @@ impl Scenario<'_> {
             residence if residence.home == super::Tier::Device => 0.0,
             _ => self.groups[index].weight_bytes as f64,
         };
-        let ram_seconds =
-            streamable.map(from_ram).sum::<f64>() / self.rates.host_memory_bytes_per_second;
+        let ram_seconds = total(streamable.map(from_ram)) / self.rates.host_memory_bytes_per_second;
 
         let compute_of = |executor: Executor| -> f64 {
             let of_executor = jobs.iter().filter(|job| job.executor == executor);
-            of_executor.map(|job| job.compute_seconds).sum()
+            total(of_executor.map(|job| job.compute_seconds))
         };
-        let storage_seconds = jobs.iter().filter_map(|job| job.read_seconds).sum();
-        let link_seconds = jobs.iter().filter_map(|job| job.copy_seconds).sum();
+        let storage_seconds = total(jobs.iter().filter_map(|job| job.read_seconds));
+        let link_seconds = total(jobs.iter().filter_map(|job| job.copy_seconds));
         let device_seconds = compute_of(Executor::Device);
         let host_seconds = compute_of(Executor::Host).max(ram_seconds);
 
@@ -218,9 +217,10 @@ impl Scenario<'_> {
         Prediction {
             width,
             step_seconds,
-            tokens_per_second: match step_seconds > 0.0 {
-                true => f64::from(width) / step_seconds,
-                false => 0.0,
+            tokens_per_second: if step_seconds > 0.0 {
+                f64::from(width) / step_seconds
+            } else {
+                0.0
             },
             bound,
             storage_seconds,
@@ -229,6 +229,11 @@ impl Scenario<'_> {
             host_seconds,
         }
     }
+}
+
+/// `Iterator::sum` of no floats is -0.0, which reports would show.
+fn total(numbers: impl Iterator<Item = f64>) -> f64 {
+    numbers.fold(0.0, |sum, number| sum + number)
 }
 
 pub(super) fn predict(plan: &Plan, width: u32) -> Prediction {
@@ -242,4 +247,129 @@ pub(super) fn predict(plan: &Plan, width: u32) -> Prediction {
         parallel: plan.parallel,
     };
     scenario.predict(width)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOLERANCE: f64 = 1e-9;
+
+    fn job(read: f64, copy: f64, compute: f64) -> Job {
+        let present = |seconds: f64| (seconds > 0.0).then_some(seconds);
+        Job {
+            read_seconds: present(read),
+            copy_seconds: present(copy),
+            compute_seconds: compute,
+            executor: Executor::Host,
+        }
+    }
+
+    /// Seconds of one group: (read, copy, compute).
+    type Seconds = (f64, f64, f64);
+
+    /// Groups; entries of the host's and the device's ring; the steady step worked out by hand.
+    #[test]
+    fn steps_take_what_they_take_by_hand() {
+        let cases: &[(&str, &[Seconds], u32, u32, f64)] = &[
+            ("nothing", &[], 0, 0, 0.0),
+            ("resident", &[(0.0, 0.0, 2.0), (0.0, 0.0, 3.0)], 0, 0, 5.0),
+            (
+                "reads and computation overlap",
+                &[(1.0, 0.0, 1.0); 4],
+                2,
+                0,
+                4.0,
+            ),
+            ("storage binds", &[(3.0, 0.0, 1.0); 4], 2, 0, 12.0),
+            ("computation binds", &[(1.0, 0.0, 3.0); 4], 2, 0, 12.0),
+            (
+                "one entry: nothing overlaps",
+                &[(1.0, 0.0, 1.0); 4],
+                1,
+                0,
+                8.0,
+            ),
+            ("the link binds", &[(0.0, 2.0, 1.0); 3], 0, 2, 6.0),
+            ("three stages overlap", &[(1.0, 1.0, 1.0); 5], 2, 2, 5.0),
+            // With one entry on the device, the copy waits for the computation before it.
+            ("one device entry", &[(1.0, 1.0, 1.0); 5], 2, 1, 10.0),
+            // With one entry on the host, the read waits for the copy before it.
+            ("one host entry", &[(1.0, 1.0, 1.0); 5], 1, 2, 10.0),
+            // 4 s of reading hide behind 4 s of resident computation only when there is room to read ahead: with two
+            // entries of 1 s each, two reads hide and two do not.
+            (
+                "a contiguous tail does not hide in a short ring",
+                &[
+                    (0.0, 0.0, 4.0),
+                    (1.0, 0.0, 0.0),
+                    (1.0, 0.0, 0.0),
+                    (1.0, 0.0, 0.0),
+                    (1.0, 0.0, 0.0),
+                ],
+                2,
+                0,
+                6.0,
+            ),
+            (
+                "the same spread evenly hides",
+                &[
+                    (1.0, 0.0, 0.0),
+                    (0.0, 0.0, 1.0),
+                    (1.0, 0.0, 0.0),
+                    (0.0, 0.0, 1.0),
+                    (1.0, 0.0, 0.0),
+                    (0.0, 0.0, 1.0),
+                    (1.0, 0.0, 0.0),
+                    (0.0, 0.0, 1.0),
+                ],
+                2,
+                0,
+                4.0,
+            ),
+        ];
+        for (name, jobs, host_entries, device_entries, expected) in cases {
+            let jobs: Vec<Job> = jobs.iter().map(|&(r, c, x)| job(r, c, x)).collect();
+            let seconds = timed_step(&jobs, *host_entries, *device_entries);
+            assert!(
+                (seconds - expected).abs() < TOLERANCE,
+                "{name}: {seconds}, by hand {expected}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_first_step_takes_at_most_one_delay_for_each_group_and_entry() {
+        for groups in 1..20 {
+            for entries in 2..6 {
+                let jobs = vec![job(1.0, 0.0, 1.0); groups];
+                let first = step_ends(&jobs, entries, 0, 1)[0];
+                let bound = groups as f64 + f64::from(entries);
+                assert!(
+                    first <= bound,
+                    "{groups} groups, {entries} entries: {first}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn more_entries_are_never_slower() {
+        // Any mix will do; this one has every combination of stages.
+        let jobs: Vec<Job> = (0..60)
+            .map(|index| {
+                let read = if index % 3 == 0 { 1.5 } else { 0.0 };
+                let copy = if index % 2 == 0 { 0.5 } else { 0.0 };
+                job(read, copy, 0.25 + f64::from(index % 7) / 8.0)
+            })
+            .collect();
+        for host in 1..6 {
+            for device in 1..6 {
+                let end = |host, device| step_ends(&jobs, host, device, STEPS)[STEPS - 1];
+                let here = end(host, device);
+                assert!(end(host + 1, device) <= here + TOLERANCE);
+                assert!(end(host, device + 1) <= here + TOLERANCE);
+            }
+        }
+    }
 }
