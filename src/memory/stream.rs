@@ -87,14 +87,17 @@ impl CopyStream {
             "a link of {bytes_per_second:?} bytes per second"
         );
         let shared = Arc::new(Shared::default());
-        let thread = std::thread::spawn({
-            let (source, destination) = (Arc::clone(&source), Arc::clone(&destination));
-            let shared = Arc::clone(&shared);
-            move || {
-                let _guard = AbortOnPanic;
-                serve(&source, &destination, &shared, bytes_per_second, &on_done);
-            }
-        });
+        let thread = std::thread::Builder::new()
+            .name("strata-copy".to_owned())
+            .spawn({
+                let (source, destination) = (Arc::clone(&source), Arc::clone(&destination));
+                let shared = Arc::clone(&shared);
+                move || {
+                    let _guard = AbortOnPanic;
+                    serve(&source, &destination, &shared, bytes_per_second, &on_done);
+                }
+            })
+            .unwrap_or_else(|error| panic!("start the copy thread: {error}"));
         CopyStream {
             source,
             destination,
