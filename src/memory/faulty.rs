@@ -5,8 +5,7 @@
 //! Time enters only where a test asks for real milliseconds; otherwise a delay is a matter of order alone.
 
 use std::io;
-use std::ops::Range;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -24,10 +23,10 @@ pub struct Faults {
     pub errors: f64,
     /// Probability that a read fails with EINTR or EAGAIN.
     pub interruptions: f64,
-    /// Reads that touch one of these file ranges fail with EIO, until the faults are changed.
-    pub broken: Vec<Range<u64>>,
-    /// As `broken`, but a range is mended by the first read that fails on it.
-    pub broken_once: Vec<Range<u64>>,
+    /// Reads that cover one of these file offsets fail with EIO, until the faults are changed.
+    pub broken: Vec<u64>,
+    /// As `broken`, but an offset is mended by the first read that fails on it.
+    pub broken_once: Vec<u64>,
     /// Probability that one bit of what a read returns is wrong.
     pub flipped_bits: f64,
     /// Completions come in random order, and some later than they could.
@@ -110,16 +109,34 @@ impl FaultyReader {
     /// A reader of `content` with blocks of 512 bytes, 8 slots, requests of 16 KiB and a border every 64 KiB: small, so
     /// that small tests meet every limit. `with_limits` changes them.
     pub fn new(content: Vec<u8>, seed: u64, faults: Faults) -> FaultyReader {
+        let identity = FileIdentity {
+            path: Path::new("faulty.gguf").to_owned(),
+            bytes: content.len() as u64,
+            device: 0,
+            inode: 0,
+            modified: (0, 0),
+        };
+        FaultyReader::with_identity(identity, content, seed, faults)
+    }
+
+    /// A reader of what is in the file now.
+    pub fn open(path: &Path, seed: u64, faults: Faults) -> io::Result<FaultyReader> {
+        let mut identity = FileIdentity::at(path)?;
+        let content = std::fs::read(path)?;
+        identity.bytes = content.len() as u64;
+        Ok(FaultyReader::with_identity(identity, content, seed, faults))
+    }
+
+    fn with_identity(
+        identity: FileIdentity,
+        content: Vec<u8>,
+        seed: u64,
+        faults: Faults,
+    ) -> FaultyReader {
         let control = FaultControl::default();
         control.set(faults);
         FaultyReader {
-            identity: FileIdentity {
-                path: PathBuf::from("faulty.gguf"),
-                bytes: content.len() as u64,
-                device: 0,
-                inode: 0,
-                modified: (0, 0),
-            },
+            identity,
             limits: Limits {
                 block_bytes: 512,
                 in_flight_max: 8,
@@ -142,18 +159,18 @@ impl FaultyReader {
         self.control.clone()
     }
 
-    /// Ends one read under `faults`; `broken_once` loses the ranges that it failed on.
+    /// Ends one read under `faults`; `broken_once` loses the offsets that it failed on.
     fn finish(&mut self, mut read: BlockRead, faults: &mut Faults) -> BlockReadDone {
-        let result = self.outcome(&read, faults).map(|bytes| {
+        let result = self.outcome(&read, faults);
+        if let Ok(bytes @ 1..) = result {
             let start = read.file_offset as usize;
             let mut copy = self.content[start..start + bytes].to_vec();
-            if bytes > 0 && self.random.random_bool(faults.flipped_bits) {
+            if self.random.random_bool(faults.flipped_bits) {
                 let byte = self.random.random_range(0..bytes);
                 copy[byte] ^= 1 << self.random.random_range(0..8);
             }
             read.buffer.write(&copy);
-            bytes
-        });
+        }
         BlockReadDone {
             slot: read.slot,
             buffer: read.buffer,
@@ -168,11 +185,11 @@ impl FaultyReader {
         let bytes = read.buffer.span().bytes;
         let end = size.min(read.file_offset + bytes as u64);
         let bytes = end.saturating_sub(read.file_offset) as usize;
-        let touches = |range: &Range<u64>| range.start < end && read.file_offset < range.end;
+        let covers = |offset: &u64| (read.file_offset..end).contains(offset);
         let mended = faults.broken_once.len();
-        faults.broken_once.retain(|range| !touches(range));
+        faults.broken_once.retain(|offset| !covers(offset));
         if faults.broken_once.len() < mended
-            || faults.broken.iter().any(touches)
+            || faults.broken.iter().any(covers)
             || self.random.random_bool(faults.errors)
         {
             return Err(io::Error::from_raw_os_error(libc::EIO));

@@ -20,8 +20,10 @@ use super::{AbortOnPanic, TransferTotals};
 /// inside its first block.
 const RETRIES_MAX: u32 = 16;
 
-/// Between two tries when the kernel says that it lacks something just now.
-const RETRY_PAUSE: Duration = Duration::from_millis(1);
+/// Before the first try again when the kernel says that it lacks something just now; doubled for each further one, up to
+/// `RETRY_PAUSE_MAX`.
+const RETRY_PAUSE: Duration = Duration::from_micros(100);
+const RETRY_PAUSE_MAX: Duration = Duration::from_millis(10);
 
 /// A contiguous read. Offset, length and address are multiples of the reader's block; bytes past the end of the file (as
 /// it was when opened) need not arrive, and what the span held there may stay.
@@ -314,7 +316,8 @@ impl IoThread {
                 );
                 if passes && ticket.error.is_none() && request.retries <= RETRIES_MAX {
                     if source.kind() == io::ErrorKind::WouldBlock {
-                        std::thread::sleep(RETRY_PAUSE);
+                        let pause = RETRY_PAUSE * (1 << (request.retries - 1));
+                        std::thread::sleep(pause.min(RETRY_PAUSE_MAX));
                     }
                     return self.submit(slot, request, buffer);
                 }
@@ -549,7 +552,7 @@ mod tests {
             short_reads: 0.3,
             interruptions: 0.1,
             errors: 0.03,
-            broken: vec![300_000..300_001],
+            broken: vec![300_000],
             reorder: true,
             ..Faults::default()
         };
@@ -560,7 +563,7 @@ mod tests {
     #[test]
     fn an_error_names_the_place_and_the_next_try_succeeds() {
         let faults = Faults {
-            broken_once: vec![70_000..70_001],
+            broken_once: vec![70_000],
             ..Faults::default()
         };
         let fixture = fixture(200_000, 4, faults);
@@ -581,7 +584,7 @@ mod tests {
     #[test]
     fn a_failed_ticket_is_reported_only_when_nothing_of_it_is_in_flight() {
         let faults = Faults {
-            broken: vec![0..1],
+            broken: vec![0],
             held: true,
             ..Faults::default()
         };
@@ -603,7 +606,7 @@ mod tests {
     #[test]
     fn a_failure_leaves_other_tickets_alone() {
         let faults = Faults {
-            broken: vec![0..1],
+            broken: vec![0],
             reorder: true,
             ..Faults::default()
         };

@@ -76,8 +76,9 @@ struct Slot {
     message_bytes: AtomicUsize,
 }
 
-const FREE: usize = 0;
-const CLAIMED: usize = 1;
+/// Above every address, so that no fault seems to lie in a slot without a mapping, whatever `end` was read before.
+const FREE: usize = usize::MAX;
+const CLAIMED: usize = usize::MAX - 1;
 
 static SLOTS: [Slot; MAPPINGS_MAX] = [const {
     Slot {
