@@ -5,13 +5,14 @@ use super::byte_level::ByteAlphabet;
 use super::vocabulary::Vocabulary;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::hash::{BuildHasher, Hasher, RandomState};
 
 pub(super) const MERGES: &str = "tokenizer.ggml.merges";
 
 /// The merge table. Symbols are ids: tokens keep theirs, byte strings that merges name but the vocabulary lacks get
 /// ids past its end (they can be steps on the way to a token).
 pub(super) struct BytePairs {
-    merges: HashMap<(u32, u32), Merge>,
+    merges: HashMap<u64, Merge, PairHash>,
     /// The symbol of each byte.
     bytes: Vec<u32>,
     /// Tokens are the ids below this.
@@ -23,6 +24,62 @@ struct Merge {
     /// The place in the file's list: lower ones merge first.
     rank: u32,
     merged: u32,
+}
+
+/// Two symbols as one key.
+fn pair(left: u32, right: u32) -> u64 {
+    u64::from(left) << 32 | u64::from(right)
+}
+
+/// Most of the time of encoding goes into looking up pairs, so the hash is one multiplication. It is seeded, so that
+/// no file can be made to collide.
+#[derive(Clone, Copy)]
+struct PairHash {
+    seed: u64,
+    factor: u64,
+}
+
+impl PairHash {
+    fn new() -> PairHash {
+        let state = RandomState::new();
+        PairHash {
+            seed: state.hash_one(0),
+            factor: state.hash_one(1) | 1,
+        }
+    }
+}
+
+impl BuildHasher for PairHash {
+    type Hasher = PairHasher;
+
+    fn build_hasher(&self) -> PairHasher {
+        PairHasher {
+            hash: *self,
+            value: 0,
+        }
+    }
+}
+
+struct PairHasher {
+    hash: PairHash,
+    value: u64,
+}
+
+impl Hasher for PairHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        let product = u128::from(self.value ^ key ^ self.hash.seed) * u128::from(self.hash.factor);
+        self.value = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.value
+    }
 }
 
 /// Working memory of a run of words, and what it did.
@@ -56,14 +113,17 @@ struct Candidate {
 }
 
 impl BytePairs {
-    pub(super) fn new(lines: &[String], vocabulary: &Vocabulary) -> Result<BytePairs, TokenizerError> {
+    pub(super) fn new(
+        lines: &[String],
+        vocabulary: &Vocabulary,
+    ) -> Result<BytePairs, TokenizerError> {
         let alphabet = ByteAlphabet::new();
         let mut symbols = Symbols {
             vocabulary,
             extra: HashMap::new(),
         };
         let bytes = (0..=255u8).map(|byte| symbols.id_of(&[byte])).collect();
-        let mut merges = HashMap::with_capacity(lines.len().min(1 << 20));
+        let mut merges = HashMap::with_capacity_and_hasher(lines.len(), PairHash::new());
         let mut text = Vec::new();
         for (rank, line) in lines.iter().enumerate() {
             // A left part may itself begin with a space, so the one that separates is looked for after it.
@@ -81,10 +141,16 @@ impl BytePairs {
                 continue;
             }
             let middle = text.len();
-            if !alphabet.decode_into(&line[space + 1..], &mut text) || middle == 0 || middle == text.len() {
+            if !alphabet.decode_into(&line[space + 1..], &mut text)
+                || middle == 0
+                || middle == text.len()
+            {
                 continue;
             }
-            let pair = (symbols.id_of(&text[..middle]), symbols.id_of(&text[middle..]));
+            let pair = pair(
+                symbols.id_of(&text[..middle]),
+                symbols.id_of(&text[middle..]),
+            );
             let merged = symbols.id_of(&text);
             merges.entry(pair).or_insert(Merge { rank, merged });
         }
@@ -102,11 +168,13 @@ impl BytePairs {
         let count = word.len() as u32;
         scratch.symbols.clear();
         scratch.queue.clear();
-        scratch.symbols.extend(word.iter().zip(0..count).map(|(&byte, i)| Symbol {
-            id: self.bytes[usize::from(byte)],
-            previous: if i == 0 { NONE } else { i - 1 },
-            next: if i + 1 == count { NONE } else { i + 1 },
-        }));
+        scratch
+            .symbols
+            .extend(word.iter().zip(0..count).map(|(&byte, i)| Symbol {
+                id: self.bytes[usize::from(byte)],
+                previous: if i == 0 { NONE } else { i - 1 },
+                next: if i + 1 == count { NONE } else { i + 1 },
+            }));
         for left in 0..count.saturating_sub(1) {
             self.consider(left, left + 1, scratch);
         }
@@ -119,7 +187,7 @@ impl BytePairs {
             if right.id != candidate.right_id {
                 continue;
             }
-            let Some(merge) = self.merges.get(&(left.id, right.id)) else {
+            let Some(merge) = self.merges.get(&pair(left.id, right.id)) else {
                 continue;
             };
             scratch.symbols[left.next as usize].id = GONE;
@@ -140,7 +208,11 @@ impl BytePairs {
                 tokens.push(symbol.id);
             } else {
                 // Not a token: its bytes, as far as the vocabulary has them.
-                let end = if symbol.next == NONE { count } else { symbol.next };
+                let end = if symbol.next == NONE {
+                    count
+                } else {
+                    symbol.next
+                };
                 for &byte in &word[place as usize..end as usize] {
                     let id = self.bytes[usize::from(byte)];
                     if id < self.vocabulary {
@@ -155,7 +227,7 @@ impl BytePairs {
     fn consider(&self, left: u32, right: u32, scratch: &mut Scratch) {
         let left_id = scratch.symbols[left as usize].id;
         let right_id = scratch.symbols[right as usize].id;
-        if let Some(merge) = self.merges.get(&(left_id, right_id)) {
+        if let Some(merge) = self.merges.get(&pair(left_id, right_id)) {
             scratch.pushes += 1;
             scratch.queue.push(Reverse(Candidate {
                 rank: merge.rank,
@@ -168,7 +240,7 @@ impl BytePairs {
 
     pub(super) fn bytes_held(&self) -> usize {
         // Control bytes of the hash table included.
-        self.merges.capacity() * (size_of::<((u32, u32), Merge)>() + 1) * 8 / 7
+        self.merges.capacity() * (size_of::<(u64, Merge)>() + 1) * 8 / 7
             + self.bytes.capacity() * size_of::<u32>()
     }
 }
@@ -224,7 +296,12 @@ mod tests {
         check(&["bc", "ab"], &["b c", "a b"], "abc", &["a", "bc"]);
         check(&["bc", "ab"], &["a b", "b c"], "abc", &["ab", "c"]);
         check(&["aa"], &["a a"], "aaa", &["aa", "a"]);
-        check(&["Ġt", "Ġthe", "he"], &["Ġ t", "h e", "Ġt he"], " the", &[" the"]);
+        check(
+            &["Ġt", "Ġthe", "he"],
+            &["Ġ t", "h e", "Ġt he"],
+            " the",
+            &[" the"],
+        );
         check(&[], &[], "", &[]);
     }
 
@@ -233,21 +310,31 @@ mod tests {
         check(&["abc"], &["a b", "ab c"], "abc", &["abc"]);
         check(&["abc"], &["a b", "ab c"], "abx", &["a", "b", "x"]);
         // The first of two equal merges counts; a merge outside the byte alphabet never applies.
-        check(&["ab", "bc"], &["a b", "b c", "a b", "日 本"], "abc", &["ab", "c"]);
+        check(
+            &["ab", "bc"],
+            &["a b", "b c", "a b", "日 本"],
+            "abc",
+            &["ab", "c"],
+        );
     }
 
     #[test]
     fn a_merge_without_a_space_is_refused_by_key() {
         for merge in ["ab", "", " ", "a", "é"] {
             let error = table(&[], &["a b", merge]).err().unwrap().to_string();
-            assert!(error.contains(MERGES) && error.contains("merge 1"), "{error}");
+            assert!(
+                error.contains(MERGES) && error.contains("merge 1"),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn three_mebibytes_of_one_letter_take_linear_work() {
         let pieces: Vec<String> = (1..10).map(|n| "a".repeat(1 << n)).collect();
-        let merges: Vec<String> = (0..9).map(|n| format!("{0} {0}", "a".repeat(1 << n))).collect();
+        let merges: Vec<String> = (0..9)
+            .map(|n| format!("{0} {0}", "a".repeat(1 << n)))
+            .collect();
         let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
         let merges: Vec<&str> = merges.iter().map(String::as_str).collect();
         let (_, pairs) = table(&pieces, &merges).unwrap();
@@ -255,6 +342,10 @@ mod tests {
         let (mut scratch, mut tokens) = (Scratch::default(), Vec::new());
         pairs.encode(word.as_bytes(), &mut scratch, &mut tokens);
         assert_eq!(tokens.len(), (3 << 20) / 512);
-        assert!(scratch.pushes <= 3 * word.len() as u64, "{} pushes", scratch.pushes);
+        assert!(
+            scratch.pushes <= 3 * word.len() as u64,
+            "{} pushes",
+            scratch.pushes
+        );
     }
 }

@@ -47,7 +47,9 @@ fn prepare_one(i: usize, message: &Value) -> Result<Value, ChatError> {
 /// The text of content parts, one per line, as llama.cpp joins them.
 fn join(i: usize, parts: &[Value]) -> Result<String, ChatError> {
     if parts.is_empty() {
-        return Err(invalid(format!("`messages[{i}].content` is an empty array")));
+        return Err(invalid(format!(
+            "`messages[{i}].content` is an empty array"
+        )));
     }
     let mut texts = Vec::with_capacity(parts.len());
     for (j, part) in parts.iter().enumerate() {
@@ -85,7 +87,14 @@ fn parse_arguments(call: &mut Value) {
 
 /// Strings that templates compare with and that no client can use to write text.
 const ROLES: [&str; 8] = [
-    "system", "user", "assistant", "tool", "developer", "function", "model", "ipython",
+    "system",
+    "user",
+    "assistant",
+    "tool",
+    "developer",
+    "function",
+    "model",
+    "ipython",
 ];
 const TYPES: [&str; 9] = [
     "function", "text", "object", "string", "integer", "number", "boolean", "array", "null",
@@ -96,7 +105,10 @@ const TYPES: [&str; 9] = [
 pub(super) fn replace_texts(value: &Value, replace: &mut dyn FnMut(&str) -> String) -> Value {
     match value {
         Value::String(text) => Value::String(replace(text)),
-        Value::Array(items) => items.iter().map(|item| replace_texts(item, replace)).collect(),
+        Value::Array(items) => items
+            .iter()
+            .map(|item| replace_texts(item, replace))
+            .collect(),
         Value::Object(fields) => {
             let mut replaced = Map::with_capacity(fields.len());
             for (key, field) in fields {
@@ -105,8 +117,16 @@ pub(super) fn replace_texts(value: &Value, replace: &mut dyn FnMut(&str) -> Stri
                     ("type", Some(kind)) => TYPES.contains(&kind),
                     _ => false,
                 };
-                let field = if fixed { field.clone() } else { replace_texts(field, replace) };
-                let key = if is_identifier(key) { key.clone() } else { replace(key) };
+                let field = if fixed {
+                    field.clone()
+                } else {
+                    replace_texts(field, replace)
+                };
+                let key = if is_identifier(key) {
+                    key.clone()
+                } else {
+                    replace(key)
+                };
                 replaced.insert(key, field);
             }
             Value::Object(replaced)
@@ -116,7 +136,8 @@ pub(super) fn replace_texts(value: &Value, replace: &mut dyn FnMut(&str) -> Stri
 }
 
 fn is_identifier(key: &str) -> bool {
-    key.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.$/: ".contains(&b))
+    key.bytes()
+        .all(|b| b.is_ascii_alphanumeric() || b"_-.$/: ".contains(&b))
 }
 
 #[cfg(test)]
@@ -134,18 +155,33 @@ mod tests {
         };
         check(json!("a"), "a");
         check(Value::Null, "");
-        check(json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]), "a\nb");
+        check(
+            json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
+            "a\nb",
+        );
         check(json!([{"type": "refusal", "refusal": "no"}]), "no");
-        assert_eq!(prepare(&[json!({"role": "assistant"})]).unwrap()[0]["content"], "");
+        assert_eq!(
+            prepare(&[json!({"role": "assistant"})]).unwrap()[0]["content"],
+            ""
+        );
     }
 
     #[test]
     fn what_is_no_text_is_named() {
         for (message, words) in [
             (json!({"role": "user", "content": []}), "empty array"),
-            (json!({"role": "user", "content": [{"type": "text"}]}), "messages[0].content[0].text"),
-            (json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}), "image_url"),
-            (json!({"role": "user", "content": [{"text": "x"}]}), "no `type`"),
+            (
+                json!({"role": "user", "content": [{"type": "text"}]}),
+                "messages[0].content[0].text",
+            ),
+            (
+                json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
+                "image_url",
+            ),
+            (
+                json!({"role": "user", "content": [{"text": "x"}]}),
+                "no `type`",
+            ),
             (json!({"role": "user", "content": 7}), "messages[0].content"),
             (json!({"content": "x"}), "messages[0].role"),
             (json!("x"), "messages[0]"),

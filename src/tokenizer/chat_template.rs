@@ -12,6 +12,7 @@ use super::template_environment::{RenderError, Template, now};
 use super::{Tokenizer, TokenizerError};
 use crate::gguf::{Array, Metadata, Value as GgufValue};
 use minijinja::Value;
+use minijinja::value::Serde;
 use serde_json::Value as Json;
 
 const KEY: &str = "tokenizer.chat_template";
@@ -107,7 +108,10 @@ impl Chosen {
 
 impl ChatTemplate {
     /// Finds and compiles the templates of a file. Errors only where a key has a type that no template has.
-    pub fn from_gguf(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<ChatTemplate, TokenizerError> {
+    pub fn from_gguf(
+        metadata: &Metadata,
+        tokenizer: &Tokenizer,
+    ) -> Result<ChatTemplate, TokenizerError> {
         let mut default = None;
         let mut tool_use = None;
         for (key, name, text) in candidates(metadata)? {
@@ -167,17 +171,21 @@ impl ChatTemplate {
         options: &ChatOptions,
     ) -> Result<ChatPrompt, ChatError> {
         let messages = prepare(messages)?;
-        let tools = options.tools.as_ref().map(|tools| Json::Array(tools.clone()));
+        let tools = options
+            .tools
+            .as_ref()
+            .map(|tools| Json::Array(tools.clone()));
         let chosen = match &self.tool_use {
             Some(tool_use) if tools.is_some() => tool_use,
             _ => &self.default,
         };
         let time = now();
         let render = |replace: &mut dyn FnMut(&str) -> String| {
-            let mut variables = match replace_texts(&Json::Object(options.variables.clone()), replace) {
-                Json::Object(variables) => variables,
-                _ => serde_json::Map::new(),
-            };
+            let mut variables =
+                match replace_texts(&Json::Object(options.variables.clone()), replace) {
+                    Json::Object(variables) => variables,
+                    _ => serde_json::Map::new(),
+                };
             let messages = replace_texts(&messages, replace);
             let tools = tools.as_ref().map(|tools| replace_texts(tools, replace));
             for (name, value) in [
@@ -185,11 +193,16 @@ impl ChatTemplate {
                 ("tools", tools.unwrap_or(Json::Null)),
                 ("bos_token", Json::from(self.bos_token.as_str())),
                 ("eos_token", Json::from(self.eos_token.as_str())),
-                ("add_generation_prompt", Json::from(options.add_generation_prompt)),
+                (
+                    "add_generation_prompt",
+                    Json::from(options.add_generation_prompt),
+                ),
             ] {
                 variables.insert(name.to_string(), value);
             }
-            chosen.template.render(&Value::from_serialize(&variables), time)
+            chosen
+                .template
+                .render(&Value::from(Serde(&variables)), time)
         };
         let mut texts = Vec::new();
         let text = render(&mut |text| {
@@ -200,9 +213,10 @@ impl ChatTemplate {
             RenderError::Raised(words) => ChatError::Refused(words),
             RenderError::Failed(problem) => ChatError::Failed(problem),
         })?;
-        let trust = provenance::establish(&text, &self.controls, &texts, &chosen.literals, |replace| {
-            render(&mut |text| replace(text)).ok()
-        });
+        let trust =
+            provenance::establish(&text, &self.controls, &texts, &chosen.literals, |replace| {
+                render(&mut |text| replace(text)).ok()
+            });
         let tokens = tokenizer.encode_where(&text, |id, range| trust.allows(id, range));
         Ok(ChatPrompt {
             text,

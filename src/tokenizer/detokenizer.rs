@@ -108,16 +108,22 @@ mod tests {
 
     #[test]
     fn characters_are_held_until_complete() {
-        check(&[b"\xF0", b"\x9F", b"\x98", b"\x80"], &["", "", "", "😀", ""]);
+        check(
+            &[b"\xF0", b"\x9F", b"\x98", b"\x80"],
+            &["", "", "", "😀", ""],
+        );
         check(&[b"a\xF0\x9F", b"b"], &["a", "\u{FFFD}b", ""]);
         check(&[b"\xF0\x9F"], &["", "\u{FFFD}"]);
-        check(&[b"\xFF", b"\xC0\x80", b"\xED\xA0\x80", b"z"], &[
-            "\u{FFFD}",
-            "\u{FFFD}\u{FFFD}",
-            "\u{FFFD}\u{FFFD}\u{FFFD}",
-            "z",
-            "",
-        ]);
+        check(
+            &[b"\xFF", b"\xC0\x80", b"\xED\xA0\x80", b"z"],
+            &[
+                "\u{FFFD}",
+                "\u{FFFD}\u{FFFD}",
+                "\u{FFFD}\u{FFFD}\u{FFFD}",
+                "z",
+                "",
+            ],
+        );
         check(&[b"", b""], &["", "", ""]);
     }
 
@@ -125,7 +131,9 @@ mod tests {
     fn joined_deltas_are_the_lossy_whole_for_any_bytes() {
         let mut random = rand_chacha::ChaCha8Rng::seed_from_u64(7);
         // Bytes that begin, continue and break characters, more often than chance would have them.
-        let telling = [0x41, 0x80, 0xBF, 0xC0, 0xC3, 0xE0, 0xA0, 0xED, 0xF0, 0x90, 0x9F, 0xF4, 0x8F, 0xFF];
+        let telling = [
+            0x41, 0x80, 0xBF, 0xC0, 0xC3, 0xE0, 0xA0, 0xED, 0xF0, 0x90, 0x9F, 0xF4, 0x8F, 0xFF,
+        ];
         for _ in 0..2000 {
             let length = random.random_range(0..24);
             let bytes: Vec<u8> = (0..length)

@@ -67,11 +67,18 @@ pub(super) fn find(
         if !matches!(kind, Kind::Control | Kind::UserDefined) {
             continue;
         }
-        let Some(text) = TEXTS.iter().find(|text| text.as_bytes() == vocabulary.piece(id)) else {
+        let Some(text) = TEXTS
+            .iter()
+            .find(|text| text.as_bytes() == vocabulary.piece(id))
+        else {
             continue;
         };
         if kind == Kind::UserDefined {
-            tracing::warn!(id, text, "an end token is not marked as a control token in the file; taken as one");
+            tracing::warn!(
+                id,
+                text,
+                "an end token is not marked as a control token in the file; taken as one"
+            );
             vocabulary.set_kind(id, Kind::Control);
         }
         ends.push(id);
@@ -80,7 +87,10 @@ pub(super) fn find(
     ends.dedup();
 
     // In these families `<|end|>` closes one message of several.
-    let has = |text: &str| ends.iter().any(|&id| vocabulary.piece(id) == text.as_bytes());
+    let has = |text: &str| {
+        ends.iter()
+            .any(|&id| vocabulary.piece(id) == text.as_bytes())
+    };
     let several_messages =
         (has("<|return|>") && has("<|call|>")) || (has("<|flush|>") && has("<|calls|>"));
     let tool_response = has("<|tool_response>");
@@ -91,7 +101,10 @@ pub(super) fn find(
         ends.retain(|&id| Some(id) == eos || vocabulary.piece(id) != b"</s>");
     }
     if ends.is_empty() {
-        tracing::warn!(key = EOS, "the file names no end token; generation ends only at the requested length");
+        tracing::warn!(
+            key = EOS,
+            "the file names no end token; generation ends only at the requested length"
+        );
     } else if eos.is_none() {
         tracing::warn!(key = EOS, ends = ?ends, "the file names no end-of-sequence token; taken from known texts");
     }

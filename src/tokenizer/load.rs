@@ -80,7 +80,10 @@ pub(super) fn token_id(
     }
 }
 
-fn byte_pairs(metadata: &Metadata, vocabulary: &Vocabulary) -> Result<(Method, bool), TokenizerError> {
+fn byte_pairs(
+    metadata: &Metadata,
+    vocabulary: &Vocabulary,
+) -> Result<(Method, bool), TokenizerError> {
     let name = metadata.string(PRE)?.unwrap_or_default();
     let words = match PreTokenizer::named(name) {
         Some(words) => words,
@@ -104,7 +107,9 @@ fn sentence_pieces(
     texts: &[String],
     vocabulary: &Vocabulary,
 ) -> Result<Method, TokenizerError> {
-    let scores = metadata.f32s(SCORES)?.unwrap_or_else(|| vec![0.0; texts.len()]);
+    let scores = metadata
+        .f32s(SCORES)?
+        .unwrap_or_else(|| vec![0.0; texts.len()]);
     if scores.len() < texts.len() {
         return Err(TokenizerError::invalid(
             SCORES,

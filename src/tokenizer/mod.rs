@@ -25,6 +25,11 @@ mod stop_strings;
 mod template_environment;
 mod vocabulary;
 
+#[cfg(test)]
+mod chat_tests;
+#[cfg(test)]
+mod tests;
+
 pub use chat_template::{ChatError, ChatOptions, ChatPrompt, ChatTemplate, TemplateSource};
 pub use detokenizer::Detokenizer;
 pub use special_tokens::Special;
@@ -116,7 +121,9 @@ impl Tokenizer {
                                 };
                                 match whole {
                                     Some(id) => tokens.push(id),
-                                    None => pairs.encode(word.as_bytes(), &mut scratch, &mut tokens),
+                                    None => {
+                                        pairs.encode(word.as_bytes(), &mut scratch, &mut tokens)
+                                    }
                                 }
                             });
                         }
@@ -133,9 +140,14 @@ impl Tokenizer {
                             after_special = true;
                         }
                         special_tokens::Fragment::Text(range) => {
-                            let prefix = if self.add_space_prefix && after_special { " " } else { "" };
+                            let prefix = if self.add_space_prefix && after_special {
+                                " "
+                            } else {
+                                ""
+                            };
                             // The sign itself is a space to SentencePiece.
-                            let fragment = format!("{prefix}{}", text[range].replace('\u{2581}', " "));
+                            let fragment =
+                                format!("{prefix}{}", text[range].replace('\u{2581}', " "));
                             pieces.encode(&self.vocabulary, &fragment, &mut scratch, &mut tokens);
                             after_special = false;
                         }

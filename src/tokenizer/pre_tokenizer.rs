@@ -88,7 +88,13 @@ impl PreTokenizer {
                 false,
             ),
             "deepseek-coder" => (
-                &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_CJK, r"\p{N}"],
+                &[
+                    r"[\r\n]",
+                    r"\s?\p{L}+",
+                    r"\s?\p{P}+",
+                    DEEPSEEK_CJK,
+                    r"\p{N}",
+                ],
                 false,
                 false,
             ),
@@ -152,7 +158,8 @@ impl Stage {
             return end;
         };
         let shorter = end - last.len_utf8();
-        let is_space = last.is_whitespace() && !(self.has_line_breaks && matches!(last, '\r' | '\n'));
+        let is_space =
+            last.is_whitespace() && !(self.has_line_breaks && matches!(last, '\r' | '\n'));
         if self.gives_back_space && is_space && end < text.len() && shorter > start {
             shorter
         } else {
@@ -175,22 +182,50 @@ mod tests {
 
     #[test]
     fn words_are_cut_as_the_published_patterns_cut_them() {
-        check("gpt-2", "Hello  world's 123!", &["Hello", " ", " world", "'s", " 123", "!"]);
+        check(
+            "gpt-2",
+            "Hello  world's 123!",
+            &["Hello", " ", " world", "'s", " 123", "!"],
+        );
         check("gpt-2", "a\n\n b ", &["a", "\n\n", " b", " "]);
         check("gpt-2", "a \n\tb", &["a", " \n", "\t", "b"]);
         check("gpt-2", "x\u{a0}\u{a0}y", &["x", "\u{a0}", "\u{a0}", "y"]);
         check("smollm", "ab 123", &["ab", " ", "1", "2", "3"]);
         check("default", "a1234, b", &["a", "123", "4", ",", " b"]);
-        check("llama-bpe", "I'LL go\r\n  now 12345 (ok)\n", &[
-            "I", "'LL", " go", "\r\n", " ", " now", " ", "123", "45", " (", "ok", ")\n",
-        ]);
+        check(
+            "llama-bpe",
+            "I'LL go\r\n  now 12345 (ok)\n",
+            &[
+                "I", "'LL", " go", "\r\n", " ", " now", " ", "123", "45", " (", "ok", ")\n",
+            ],
+        );
         check("llama3", "a   \n \n  b", &["a", "   \n \n", " ", " b"]);
         check("qwen2", "n 42", &["n", " ", "4", "2"]);
-        check("tekken", "HelloWorld ÉCOLE 12", &["Hello", "World", " ÉCOLE", " ", "1", "2"]);
-        check("gpt-4o", "don't MiXeD 1234", &["don't", " Mi", "Xe", "D", " ", "123", "4"]);
-        check("falcon", "a<b> 1234", &["a", "<", "b", ">", " ", "123", "4"]);
-        check("deepseek-llm", "Hi, 世界 42\n", &["Hi", ",", " ", "世界", " ", "42", "\n"]);
-        check("deepseek-v3", "x=12345 日本", &["x", "=", "123", "45", " ", "日本"]);
+        check(
+            "tekken",
+            "HelloWorld ÉCOLE 12",
+            &["Hello", "World", " ÉCOLE", " ", "1", "2"],
+        );
+        check(
+            "gpt-4o",
+            "don't MiXeD 1234",
+            &["don't", " Mi", "Xe", "D", " ", "123", "4"],
+        );
+        check(
+            "falcon",
+            "a<b> 1234",
+            &["a", "<", "b", ">", " ", "123", "4"],
+        );
+        check(
+            "deepseek-llm",
+            "Hi, 世界 42\n",
+            &["Hi", ",", " ", "世界", " ", "42", "\n"],
+        );
+        check(
+            "deepseek-v3",
+            "x=12345 日本",
+            &["x", "=", "123", "45", " ", "日本"],
+        );
         check("bloom", "Hi, you", &["Hi", ",", " you"]);
         check("starcoder", "", &[]);
     }
@@ -199,17 +234,37 @@ mod tests {
     fn every_known_name_gives_back_the_whole_text() {
         let text = "  It's\r\n\t 3.14 naïve Ⅷ e\u{301} 日本語 🙂\u{200d}🙂 <|x|> \u{a0}\u{2003}_-/\\ \n\n  end  ";
         for name in [
-            "default", "gpt-2", "smollm", "llama3", "llama-v3", "llama-bpe", "qwen2", "qwen35", "deepseek-llm",
-            "deepseek-coder", "deepseek-v3", "falcon", "starcoder", "refact", "mpt", "olmo", "dbrx", "command-r",
-            "tekken", "gpt-4o", "seed-coder", "bloom", "viking", "stablelm2", "glm4",
+            "default",
+            "gpt-2",
+            "smollm",
+            "llama3",
+            "llama-v3",
+            "llama-bpe",
+            "qwen2",
+            "qwen35",
+            "deepseek-llm",
+            "deepseek-coder",
+            "deepseek-v3",
+            "falcon",
+            "starcoder",
+            "refact",
+            "mpt",
+            "olmo",
+            "dbrx",
+            "command-r",
+            "tekken",
+            "gpt-4o",
+            "seed-coder",
+            "bloom",
+            "viking",
+            "stablelm2",
+            "glm4",
         ] {
             let mut joined = String::new();
-            PreTokenizer::named(name)
-                .unwrap()
-                .split(text, &mut |word| {
-                    assert!(!word.is_empty());
-                    joined.push_str(word);
-                });
+            PreTokenizer::named(name).unwrap().split(text, &mut |word| {
+                assert!(!word.is_empty());
+                joined.push_str(word);
+            });
             assert_eq!(joined, text, "{name}");
         }
         assert!(PreTokenizer::named("no such").is_none());

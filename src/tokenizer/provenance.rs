@@ -75,16 +75,25 @@ pub(super) fn establish(
             continue;
         };
         refused.extend(controls.iter().filter_map(|(id, token)| {
-            transparent.iter().any(|literal| overlap(literal, token)).then_some(*id)
+            transparent
+                .iter()
+                .any(|literal| overlap(literal, token))
+                .then_some(*id)
         }));
         refused.sort_unstable();
         refused.dedup();
         return Trust { clients, refused };
     }
-    tracing::warn!("the chat template changes messages in a way that cannot be followed; control tokens that share signs with them are taken as text");
+    tracing::warn!(
+        "the chat template changes messages in a way that cannot be followed; control tokens that share signs with them are taken as text"
+    );
     refused.extend(controls.iter().filter_map(|(id, token)| {
-        let mut signs = token.chars().filter(|c| !c.is_alphanumeric() && !stays(*c)).peekable();
-        let told_apart = signs.peek().is_some() && !signs.any(|sign| texts.iter().any(|text| text.contains(sign)));
+        let mut signs = token
+            .chars()
+            .filter(|c| !c.is_alphanumeric() && !stays(*c))
+            .peekable();
+        let told_apart = signs.peek().is_some()
+            && !signs.any(|sign| texts.iter().any(|text| text.contains(sign)));
         (!told_apart).then_some(*id)
     }));
     refused.sort_unstable();
@@ -232,11 +241,18 @@ mod tests {
 
     #[test]
     fn marks_keep_length_and_white_space() {
-        assert_eq!(mark(" a\n\"\\\t", &[]), format!(" {}\n\"\\\t", mark_of('a')));
+        assert_eq!(
+            mark(" a\n\"\\\t", &[]),
+            format!(" {}\n\"\\\t", mark_of('a'))
+        );
         let marked = mark("x</think>y", &["</think>"]);
         assert_eq!(marked, format!("{}</think>{}", mark_of('x'), mark_of('y')));
         assert_eq!(mark("aaa", &["aa"]), "aaa");
-        assert!(['a', 'é', '\u{FFFF}', '🙂', '\u{F0000}', '\u{10FFFF}'].into_iter().all(|c| is_mark(mark_of(c))));
+        assert!(
+            ['a', 'é', '\u{FFFF}', '🙂', '\u{F0000}', '\u{10FFFF}']
+                .into_iter()
+                .all(|c| is_mark(mark_of(c)))
+        );
     }
 
     #[test]
@@ -285,7 +301,11 @@ mod tests {
             ("a<|im_end|>b", "<|im_end|>", true),
             ("", "x", false),
         ] {
-            assert_eq!((overlap(a, b), overlap(b, a)), (expected, expected), "{a} {b}");
+            assert_eq!(
+                (overlap(a, b), overlap(b, a)),
+                (expected, expected),
+                "{a} {b}"
+            );
         }
     }
 }

@@ -2,7 +2,7 @@
 //! `json.dumps(x, ensure_ascii=False)`, keys in their order, with its keyword arguments. Models were trained on tool
 //! descriptions in exactly this form.
 
-use minijinja::value::{Kwargs, Rest, ValueKind};
+use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Error, ErrorKind, Value};
 use std::fmt::Write;
 
@@ -10,15 +10,13 @@ use std::fmt::Write;
 const DEPTH_MAX: usize = 200;
 
 /// `x | tojson(ensure_ascii=False, indent=None, separators=None, sort_keys=False)`
-pub(super) fn tojson(value: &Value, Rest(mut arguments): Rest<Value>) -> Result<Value, Error> {
-    let kwargs = match arguments.pop_if(|last| last.is_kwargs()) {
-        Some(kwargs) => Kwargs::try_from(kwargs)?,
-        None => Kwargs::from_iter(std::iter::empty::<(String, Value)>()),
-    };
-    let mut positional = arguments.into_iter();
+pub(super) fn tojson(value: &Value, arguments: Rest<ValueOrKwargs>) -> Result<Value, Error> {
+    let arguments = arguments.into_values();
+    let (positional, kwargs): (&[Value], Kwargs) = from_args(&arguments)?;
+    let mut positional = positional.iter();
     let mut argument = |name: &str| -> Result<Option<Value>, Error> {
         let value = match positional.next() {
-            Some(value) => Some(value),
+            Some(value) => Some(value.clone()),
             None => kwargs.get(name)?,
         };
         Ok(value.filter(|v: &Value| !v.is_none() && !v.is_undefined()))
@@ -84,7 +82,9 @@ impl Writer {
         }
         match value.kind() {
             ValueKind::Undefined | ValueKind::None => self.out.push_str("null"),
-            ValueKind::Bool => self.out.push_str(if value.is_true() { "true" } else { "false" }),
+            ValueKind::Bool => self
+                .out
+                .push_str(if value.is_true() { "true" } else { "false" }),
             ValueKind::Number => number(&mut self.out, value)?,
             ValueKind::String => self.string(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
@@ -106,7 +106,11 @@ impl Writer {
                 }
                 self.container(['{', '}'], items, depth)?;
             }
-            kind => return Err(invalid(format!("tojson: a value of type {kind} has no JSON form"))),
+            kind => {
+                return Err(invalid(format!(
+                    "tojson: a value of type {kind} has no JSON form"
+                )));
+            }
         }
         Ok(())
     }
@@ -181,7 +185,11 @@ fn key_text(key: &Value) -> Result<String, Error> {
             number(&mut text, key)?;
             text
         }
-        kind => return Err(invalid(format!("tojson: a key of type {kind} has no JSON form"))),
+        kind => {
+            return Err(invalid(format!(
+                "tojson: a key of type {kind} has no JSON form"
+            )));
+        }
     })
 }
 
@@ -195,7 +203,7 @@ fn number(out: &mut String, value: &Value) -> Result<(), Error> {
 }
 
 /// Python's `repr` of a float: the shortest digits that give the value back, with an exponent below 1e-4 and from 1e16.
-pub(super) fn float_text(value: f64) -> String {
+fn float_text(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_string();
     }
@@ -207,7 +215,11 @@ pub(super) fn float_text(value: f64) -> String {
     let exponent: i32 = exponent.parse().unwrap_or(0);
     if (-4..16).contains(&exponent) {
         let text = format!("{value}");
-        return if text.contains('.') { text } else { text + ".0" };
+        return if text.contains('.') {
+            text
+        } else {
+            text + ".0"
+        };
     }
     let sign = if exponent < 0 { '-' } else { '+' };
     format!("{digits}e{sign}{:02}", exponent.abs())
@@ -223,7 +235,10 @@ mod tests {
         let value: serde_json::Value = serde_json::from_str(json).unwrap();
         let source = format!("{{{{ x | tojson{arguments} }}}}");
         let text = environment
-            .render_str(&source, minijinja::context! { x => value })
+            .render_str(
+                &source,
+                minijinja::context! { x => minijinja::value::Serde(value) },
+            )
             .unwrap();
         assert_eq!(text, expected, "{json} {arguments}");
     }
@@ -247,9 +262,21 @@ mod tests {
         );
         check("[1,2]", "(indent=0)", "[\n1,\n2\n]");
         check("[1]", "(false, 2)", "[\n  1\n]");
-        check(r#"["é🙂\u007f\u0001\t\\\""]"#, "(ensure_ascii=true)", r#"["\u00e9\ud83d\ude42\u007f\u0001\t\\\""]"#);
-        check(r#"["\u007f\b\f\n\r\u2028"]"#, "", "[\"\u{7f}\\b\\f\\n\\r\u{2028}\"]");
-        check("[null,true,false,0,-7,18446744073709551615]", "", "[null, true, false, 0, -7, 18446744073709551615]");
+        check(
+            r#"["é🙂\u007f\u0001\t\\\""]"#,
+            "(ensure_ascii=true)",
+            r#"["\u00e9\ud83d\ude42\u007f\u0001\t\\\""]"#,
+        );
+        check(
+            r#"["\u007f\b\f\n\r\u2028"]"#,
+            "",
+            "[\"\u{7f}\\b\\f\\n\\r\u{2028}\"]",
+        );
+        check(
+            "[null,true,false,0,-7,18446744073709551615]",
+            "",
+            "[null, true, false, 0, -7, 18446744073709551615]",
+        );
         check(
             "[1.0,0.1,1e15,1e16,1.5e300,0.0001,0.00001,-0.0,123456789.125,1e22]",
             "",
@@ -263,9 +290,16 @@ mod tests {
     fn what_json_cannot_say_is_an_error() {
         let mut environment = minijinja::Environment::new();
         environment.add_filter("tojson", tojson);
-        for source in ["{{ 1 | tojson(no_such=1) }}", "{{ 1 | tojson(separators=('a',)) }}", "{{ 1 | tojson(1, 1, (',', ':'), 1, 1) }}"] {
+        for source in [
+            "{{ 1 | tojson(no_such=1) }}",
+            "{{ 1 | tojson(separators=('a',)) }}",
+            "{{ 1 | tojson(1, 1, (',', ':'), 1, 1) }}",
+        ] {
             assert!(environment.render_str(source, ()).is_err(), "{source}");
         }
-        assert_eq!((float_text(f64::NAN), float_text(f64::NEG_INFINITY)), ("NaN".into(), "-Infinity".into()));
+        assert_eq!(
+            (float_text(f64::NAN), float_text(f64::NEG_INFINITY)),
+            ("NaN".into(), "-Infinity".into())
+        );
     }
 }

@@ -21,8 +21,12 @@ pub(super) fn call(
 
 fn string_method(text: &str, method: &str, arguments: &[Value]) -> Option<Result<Value, Error>> {
     Some(match method {
-        "removeprefix" => one(arguments).map(|prefix| text.strip_prefix(prefix).unwrap_or(text).into()),
-        "removesuffix" => one(arguments).map(|suffix| text.strip_suffix(suffix).unwrap_or(text).into()),
+        "removeprefix" => {
+            one(arguments).map(|prefix| text.strip_prefix(prefix).unwrap_or(text).into())
+        }
+        "removesuffix" => {
+            one(arguments).map(|suffix| text.strip_suffix(suffix).unwrap_or(text).into())
+        }
         "partition" => one(arguments).and_then(separator).map(|separator| {
             let (before, after) = text.split_once(separator).unwrap_or((text, ""));
             parts(text, before, separator, after, [text, "", ""])
@@ -34,7 +38,10 @@ fn string_method(text: &str, method: &str, arguments: &[Value]) -> Option<Result
         "rsplit" => rsplit(text, arguments),
         "index" => one(arguments).and_then(|part| match text.find(part) {
             Some(at) => Ok(Value::from(text[..at].chars().count())),
-            None => Err(Error::new(ErrorKind::InvalidOperation, "substring not found")),
+            None => Err(Error::new(
+                ErrorKind::InvalidOperation,
+                "substring not found",
+            )),
         }),
         "swapcase" => from_args::<()>(arguments).map(|()| {
             let swapped: String = text
@@ -63,7 +70,11 @@ fn separator(text: &str) -> Result<&str, Error> {
 
 fn parts(text: &str, before: &str, separator: &str, after: &str, otherwise: [&str; 3]) -> Value {
     let found = text.contains(separator);
-    let parts = if found { [before, separator, after] } else { otherwise };
+    let parts = if found {
+        [before, separator, after]
+    } else {
+        otherwise
+    };
     parts.into_iter().map(Value::from).collect()
 }
 
@@ -73,14 +84,18 @@ fn rsplit(text: &str, arguments: &[Value]) -> Result<Value, Error> {
     let mut found: Vec<Value> = match split {
         Some(split) => {
             let split = separator(split)?;
-            text.rsplitn(count.saturating_add(1), split).map(Value::from).collect()
+            text.rsplitn(count.saturating_add(1), split)
+                .map(Value::from)
+                .collect()
         }
         None => {
             let mut words = Vec::new();
             let mut rest = text.trim_end();
             while !rest.is_empty() {
                 let start = match rest.rfind(char::is_whitespace) {
-                    Some(at) if words.len() < count => at + rest[at..].chars().next().map_or(1, char::len_utf8),
+                    Some(at) if words.len() < count => {
+                        at + rest[at..].chars().next().map_or(1, char::len_utf8)
+                    }
                     _ => 0,
                 };
                 words.push(Value::from(&rest[start..]));
@@ -100,17 +115,41 @@ mod tests {
         let mut environment = minijinja::Environment::new();
         environment.set_unknown_method_callback(super::call);
         for (source, expected) in [
-            ("{{ 'abc'.removeprefix('ab') }}{{ 'abc'.removesuffix('x') }}", "cabc"),
-            ("{{ 'a=b=c'.partition('=')[2] }} {{ 'a=b=c'.rpartition('=')[0] }}", "b=c a=b"),
-            ("{{ 'abc'.partition('=') | length }}{{ 'abc'.rpartition('=')[2] }}", "3abc"),
-            ("{{ 'a,b,c'.rsplit(',', 1)[0] }} {{ 'a b  c '.rsplit(none, 1)[0] }}", "a,b a b"),
+            (
+                "{{ 'abc'.removeprefix('ab') }}{{ 'abc'.removesuffix('x') }}",
+                "cabc",
+            ),
+            (
+                "{{ 'a=b=c'.partition('=')[2] }} {{ 'a=b=c'.rpartition('=')[0] }}",
+                "b=c a=b",
+            ),
+            (
+                "{{ 'abc'.partition('=') | length }}{{ 'abc'.rpartition('=')[2] }}",
+                "3abc",
+            ),
+            (
+                "{{ 'a,b,c'.rsplit(',', 1)[0] }} {{ 'a b  c '.rsplit(none, 1)[0] }}",
+                "a,b a b",
+            ),
             ("{{ 'a b  c'.rsplit() | join('|') }}", "a|b|c"),
             ("{{ 'héllo'.index('llo') }}{{ 'aB'.swapcase() }}", "2Ab"),
-            ("{{ {'k': 1}.get('x', 'd') }}{{ 'ab'.startswith('a') }}", "dtrue"),
+            (
+                "{{ {'k': 1}.get('x', 'd') }}{{ 'ab'.startswith('a') }}",
+                "dTrue",
+            ),
         ] {
-            assert_eq!(environment.render_str(source, ()).unwrap(), expected, "{source}");
+            assert_eq!(
+                environment.render_str(source, ()).unwrap(),
+                expected,
+                "{source}"
+            );
         }
-        for source in ["{{ 'a'.index('b') }}", "{{ 'a'.partition('') }}", "{{ 'a'.nothing() }}", "{{ 'a'.rsplit('') }}"] {
+        for source in [
+            "{{ 'a'.index('b') }}",
+            "{{ 'a'.partition('') }}",
+            "{{ 'a'.nothing() }}",
+            "{{ 'a'.rsplit('') }}",
+        ] {
             assert!(environment.render_str(source, ()).is_err(), "{source}");
         }
     }

@@ -67,7 +67,11 @@ impl Eq for Candidate {}
 
 impl SentencePieces {
     /// `scores`: one per token. `bytes`: from a byte to its token.
-    pub(super) fn new(scores: Vec<f32>, bytes: [Option<u32>; 256], unknown: Option<u32>) -> SentencePieces {
+    pub(super) fn new(
+        scores: Vec<f32>,
+        bytes: [Option<u32>; 256],
+        unknown: Option<u32>,
+    ) -> SentencePieces {
         // Adding zero makes -0 and 0 equal, as they are to `<`.
         let scores = scores.into_iter().map(|score| score + 0.0).collect();
         SentencePieces {
@@ -78,7 +82,13 @@ impl SentencePieces {
     }
 
     /// Appends the tokens of `text`; O(n log n) for n characters.
-    pub(super) fn encode(&self, vocabulary: &Vocabulary, text: &str, scratch: &mut Scratch, tokens: &mut Vec<u32>) {
+    pub(super) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        text: &str,
+        scratch: &mut Scratch,
+        tokens: &mut Vec<u32>,
+    ) {
         scratch.symbols.clear();
         scratch.queue.clear();
         for (i, (start, character)) in text.char_indices().enumerate() {
@@ -88,7 +98,11 @@ impl SentencePieces {
                 start: start as u32,
                 bytes: bytes as u32,
                 previous: if i == 0 { NONE } else { i - 1 },
-                next: if start + bytes == text.len() { NONE } else { i + 1 },
+                next: if start + bytes == text.len() {
+                    NONE
+                } else {
+                    i + 1
+                },
             });
         }
         for right in 1..scratch.symbols.len() as u32 {
@@ -125,14 +139,28 @@ impl SentencePieces {
 
     fn push_bytes(&self, piece: &[u8], tokens: &mut Vec<u32>) {
         // A vocabulary without a piece for the space spells SentencePiece's sign for it.
-        let piece = if piece == b" " { "\u{2581}".as_bytes() } else { piece };
+        let piece = if piece == b" " {
+            "\u{2581}".as_bytes()
+        } else {
+            piece
+        };
         for &byte in piece {
             tokens.extend(self.bytes[usize::from(byte)].or(self.unknown));
         }
     }
 
-    fn consider(&self, vocabulary: &Vocabulary, text: &str, left: u32, right: u32, scratch: &mut Scratch) {
-        let (a, b) = (scratch.symbols[left as usize], scratch.symbols[right as usize]);
+    fn consider(
+        &self,
+        vocabulary: &Vocabulary,
+        text: &str,
+        left: u32,
+        right: u32,
+        scratch: &mut Scratch,
+    ) {
+        let (a, b) = (
+            scratch.symbols[left as usize],
+            scratch.symbols[right as usize],
+        );
         let bytes = a.bytes + b.bytes;
         let piece = &text.as_bytes()[a.start as usize..][..bytes as usize];
         if let Some(id) = vocabulary.find(piece) {
@@ -175,22 +203,50 @@ mod tests {
 
     #[test]
     fn the_best_score_merges_first_then_the_leftmost() {
-        let pieces = [("?", 0.0), ("a", 0.0), ("b", 0.0), ("c", 0.0), ("ab", -2.0), ("bc", -1.0), ("abc", -9.0)];
+        let pieces = [
+            ("?", 0.0),
+            ("a", 0.0),
+            ("b", 0.0),
+            ("c", 0.0),
+            ("ab", -2.0),
+            ("bc", -1.0),
+            ("abc", -9.0),
+        ];
         check(&pieces, "abc", &["abc"]);
         check(&pieces[..6], "abc", &["a", "bc"]);
         check(&[("?", 0.0), ("a", 0.0), ("aa", -0.0)], "aaa", &["aa", "a"]);
-        check(&[("?", 0.0), ("▁", 0.0), ("a", 0.0), ("▁a", 1.0)], "  a", &["▁", "▁a"]);
+        check(
+            &[("?", 0.0), ("▁", 0.0), ("a", 0.0), ("▁a", 1.0)],
+            "  a",
+            &["▁", "▁a"],
+        );
         check(&pieces, "", &[]);
     }
 
     #[test]
     fn what_is_no_piece_becomes_bytes_and_failing_that_unknown() {
         check(
-            &[("?", 0.0), ("a", 0.0), ("<0xF0>", 0.0), ("<0x9F>", 0.0), ("<0xA6>", 0.0), ("<0x99>", 0.0)],
+            &[
+                ("?", 0.0),
+                ("a", 0.0),
+                ("<0xF0>", 0.0),
+                ("<0x9F>", 0.0),
+                ("<0xA6>", 0.0),
+                ("<0x99>", 0.0),
+            ],
             "a🦙",
             &["a", "<0xF0>", "<0x9F>", "<0xA6>", "<0x99>"],
         );
-        check(&[("?", 0.0), ("<0xE2>", 0.0), ("<0x96>", 0.0), ("<0x81>", 0.0)], " ", &["<0xE2>", "<0x96>", "<0x81>"]);
+        check(
+            &[
+                ("?", 0.0),
+                ("<0xE2>", 0.0),
+                ("<0x96>", 0.0),
+                ("<0x81>", 0.0),
+            ],
+            " ",
+            &["<0xE2>", "<0x96>", "<0x81>"],
+        );
         check(&[("?", 0.0), ("a", 0.0)], "axa", &["a", "?", "a"]);
     }
 
@@ -214,6 +270,10 @@ mod tests {
         spm.encode(&vocabulary, &text, &mut scratch, &mut tokens);
         let printed: usize = tokens.iter().map(|&t| vocabulary.piece(t).len()).sum();
         assert_eq!(printed, text.len());
-        assert!(scratch.pushes <= 3 * text.len() as u64, "{} pushes", scratch.pushes);
+        assert!(
+            scratch.pushes <= 3 * text.len() as u64,
+            "{} pushes",
+            scratch.pushes
+        );
     }
 }

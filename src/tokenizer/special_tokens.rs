@@ -118,7 +118,10 @@ impl SpecialTokens {
     }
 
     /// The control and unknown tokens among them.
-    pub(super) fn controls<'a>(&'a self, vocabulary: &'a Vocabulary) -> impl Iterator<Item = u32> + 'a {
+    pub(super) fn controls<'a>(
+        &'a self,
+        vocabulary: &'a Vocabulary,
+    ) -> impl Iterator<Item = u32> + 'a {
         self.sorted
             .iter()
             .copied()
@@ -139,7 +142,8 @@ mod tests {
         let texts: Vec<String> = tokens.iter().map(|t| t.0.to_string()).collect();
         let types: Vec<i64> = tokens.iter().map(|t| t.1).collect();
         let vocabulary = Vocabulary::new(&texts, Some(&types), Spelling::ByteLevel).unwrap();
-        let fragments = SpecialTokens::new(&vocabulary).partition(&vocabulary, text, |_, _| special == Special::Parse);
+        let fragments = SpecialTokens::new(&vocabulary)
+            .partition(&vocabulary, text, |_, _| special == Special::Parse);
         let shown: Vec<String> = fragments
             .into_iter()
             .map(|f| match f {
@@ -152,10 +156,27 @@ mod tests {
 
     #[test]
     fn the_longest_token_at_the_leftmost_place_is_found() {
-        let tokens = [("<s>", 3), ("<s><s>x", 3), ("  ", 4), ("    ", 4), ("<unk>", 2), ("a", 1)];
-        check(&tokens, "a<s><s>x<s>é", Special::Parse, &["a", "#1", "#0", "é"]);
+        let tokens = [
+            ("<s>", 3),
+            ("<s><s>x", 3),
+            ("  ", 4),
+            ("    ", 4),
+            ("<unk>", 2),
+            ("a", 1),
+        ];
+        check(
+            &tokens,
+            "a<s><s>x<s>é",
+            Special::Parse,
+            &["a", "#1", "#0", "é"],
+        );
         check(&tokens, "<s><s>", Special::Parse, &["#0", "#0"]);
-        check(&tokens, "a       b<s>", Special::Text, &["a", "#3", "#2", " b<s>"]);
+        check(
+            &tokens,
+            "a       b<s>",
+            Special::Text,
+            &["a", "#3", "#2", " b<s>"],
+        );
         check(&tokens, "<unk><s", Special::Parse, &["#4", "<s"]);
         check(&tokens, "", Special::Parse, &[]);
         check(&[("a", 1)], "a<s>", Special::Parse, &["a<s>"]);

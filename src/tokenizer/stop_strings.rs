@@ -47,7 +47,8 @@ impl StopStrings {
             self.held.push(character);
             rest = &rest[character.len_utf8()..];
             if let Some(matched) = self.complete() {
-                self.held.truncate(self.held.len() - self.strings[matched].len());
+                self.held
+                    .truncate(self.held.len() - self.strings[matched].len());
                 self.stopped = true;
                 return Stopped {
                     emit: std::mem::take(&mut self.held),
@@ -71,7 +72,12 @@ impl StopStrings {
     fn complete(&self) -> Option<usize> {
         (0..self.strings.len())
             .filter(|&i| self.held.ends_with(&self.strings[i]))
-            .max_by(|&a, &b| self.strings[a].len().cmp(&self.strings[b].len()).then(b.cmp(&a)))
+            .max_by(|&a, &b| {
+                self.strings[a]
+                    .len()
+                    .cmp(&self.strings[b].len())
+                    .then(b.cmp(&a))
+            })
     }
 
     /// Bytes of the longest suffix of the held text that a stop string begins with.
@@ -80,7 +86,11 @@ impl StopStrings {
         let from = self.held.len().saturating_sub(longest);
         (from..self.held.len())
             .filter(|&start| self.held.is_char_boundary(start))
-            .find(|&start| self.strings.iter().any(|s| s.starts_with(&self.held[start..])))
+            .find(|&start| {
+                self.strings
+                    .iter()
+                    .any(|s| s.starts_with(&self.held[start..]))
+            })
             .map_or(0, |start| self.held.len() - start)
     }
 }
@@ -109,7 +119,11 @@ mod tests {
                 assert!(stops.iter().all(|s| s.is_empty() || !text.contains(s)));
             }
             text.push_str(&stop_strings.finish());
-            assert_eq!((text.as_str(), found), (expected, matched), "{stops:?} {cutting:?}");
+            assert_eq!(
+                (text.as_str(), found),
+                (expected, matched),
+                "{stops:?} {cutting:?}"
+            );
         }
     }
 

@@ -296,11 +296,17 @@ mod tests {
         let v = Vocabulary::new(&list, Some(&types), Spelling::SentencePiece).unwrap();
         assert_eq!(v.piece(0), b" Hi");
         assert_eq!(v.piece(3), [0x41]);
-        assert_eq!((v.find(b" Hi"), v.find(b"<s>"), v.find(b"A"), v.find(b"  ")), (Some(0), None, None, None));
+        assert_eq!(
+            (v.find(b" Hi"), v.find(b"<s>"), v.find(b"A"), v.find(b"  ")),
+            (Some(0), None, None, None)
+        );
         assert_eq!(v.piece(6), b"");
 
         let v = Vocabulary::new(&texts(&["Ġa", "ðŁ", "x y"]), None, Spelling::ByteLevel).unwrap();
-        assert_eq!((v.piece(0), v.piece(1), v.piece(2)), (&b" a"[..], &[0xF0, 0x9F][..], &b"x y"[..]));
+        assert_eq!(
+            (v.piece(0), v.piece(1), v.piece(2)),
+            (&b" a"[..], &[0xF0, 0x9F][..], &b"x y"[..])
+        );
         assert_eq!((v.find(&[0xF0, 0x9F]), v.find(b"x y")), (Some(1), None));
     }
 
@@ -317,13 +323,25 @@ mod tests {
         check(&["a", "b", "a"], None, TOKENS);
         check(&["a", "b"], Some(&[1]), TOKEN_TYPE);
         // Empty texts are place holders, not duplicates; unknown types are unused tokens.
-        assert!(Vocabulary::new(&texts(&["", ""]), Some(&[i64::MIN, 99]), Spelling::ByteLevel).is_ok());
+        assert!(
+            Vocabulary::new(
+                &texts(&["", ""]),
+                Some(&[i64::MIN, 99]),
+                Spelling::ByteLevel
+            )
+            .is_ok()
+        );
     }
 
     #[test]
     fn only_six_characters_of_hexadecimal_are_a_byte() {
-        assert_eq!((byte_of("<0x0A>"), byte_of("<0xff>")), (Some(10), Some(255)));
-        for text in ["<0x>", "<0x0>", "<0x+1>", "<0x0AB>", "0x0A", "<0x0A", "<0xé>"] {
+        assert_eq!(
+            (byte_of("<0x0A>"), byte_of("<0xff>")),
+            (Some(10), Some(255))
+        );
+        for text in [
+            "<0x>", "<0x0>", "<0x+1>", "<0x0AB>", "0x0A", "<0x0A", "<0xé>",
+        ] {
             assert_eq!(byte_of(text), None, "{text}");
         }
     }
