@@ -1,1 +1,296 @@
+//! The command line, as given. Settings become a `Config` in `config`; nothing is checked here but form.
+//!
+//! The flags of settings are made from `config::KEYS`, so that a key has one name and one help everywhere.
 
+use crate::config::{Config, ConfigError, KEYS, Key, Sources};
+use clap::{Arg, ArgMatches, Args, FromArgMatches, Parser, Subcommand};
+use std::path::PathBuf;
+
+/// Serves language models that are larger than the GPU.
+#[derive(Debug, Parser)]
+#[command(name = "strata", version, max_term_width = 120)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Serve a model over HTTP, as OpenAI's API
+    Serve(ServeArguments),
+    /// Generate text to stdout; figures go to stderr
+    Generate(GenerateArguments),
+    /// Say where every group of weights would rest, and how fast that would be
+    Plan(PlanArguments),
+    /// Say what is in a GGUF file
+    Inspect(InspectArguments),
+    /// Write a model of random weights with the shape of a card
+    Synth(SynthArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArguments {
+    /// The GGUF file
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    #[command(flatten)]
+    pub settings: Settings<true>,
+}
+
+#[derive(Debug, Args)]
+pub struct GenerateArguments {
+    /// The GGUF file
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// The prompt
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: String,
+    /// The prompt is a user's message, and the model's chat template is applied
+    #[arg(long)]
+    pub chat: bool,
+    /// The most tokens to generate; by default as many as the context has room for
+    #[arg(short = 'n', long, value_name = "N")]
+    pub max_tokens: Option<usize>,
+    #[command(flatten)]
+    pub sampling: SamplingArguments,
+    #[command(flatten)]
+    pub settings: Settings<false>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Sampling")]
+pub struct SamplingArguments {
+    /// 0 takes the most probable token, always
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub temperature: f32,
+    /// Keep the most probable tokens that have this much probability together; 1 keeps all
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 1.0,
+        allow_negative_numbers = true
+    )]
+    pub top_p: f32,
+    /// Keep this many of the most probable tokens; 0 keeps all
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub top_k: usize,
+    /// Keep tokens that are at least this times as probable as the most probable one; 0 keeps all
+    #[arg(
+        long,
+        value_name = "P",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
+    pub min_p: f32,
+    /// The same seed gives the same text
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub struct PlanArguments {
+    /// A GGUF file, or a card of a model's shape
+    #[arg(value_name = "MODEL.gguf|CARD.toml")]
+    pub target: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub settings: Settings<false>,
+}
+
+#[derive(Debug, Args)]
+pub struct InspectArguments {
+    /// The GGUF file
+    #[arg(value_name = "MODEL")]
+    pub model: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct SynthArguments {
+    /// The model's shape
+    #[arg(value_name = "CARD.toml")]
+    pub card: PathBuf,
+    /// The file to write
+    #[arg(value_name = "OUT.gguf")]
+    pub output: PathBuf,
+    /// Take the tokenizer of this file
+    #[arg(long, value_name = "OTHER.gguf")]
+    pub vocabulary: PathBuf,
+    /// The same seed gives the same file
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// `--config` and a flag for each key; those of the server only where `SERVER`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Settings<const SERVER: bool> {
+    file: Option<PathBuf>,
+    flags: Vec<(String, String)>,
+}
+
+impl<const SERVER: bool> Settings<SERVER> {
+    /// Resolved with this process's environment. A `model` that is given as an argument wins over all.
+    pub fn config(&self, model: Option<PathBuf>) -> Result<Config, ConfigError> {
+        let environment = std::env::vars_os()
+            .map(|(name, value)| {
+                let text = |os: std::ffi::OsString| os.to_string_lossy().into_owned();
+                (text(name), text(value))
+            })
+            .collect();
+        let mut config = Config::resolve(&Sources {
+            file: self.file.clone(),
+            environment,
+            flags: self.flags.clone(),
+        })?;
+        config.model = model.or(config.model);
+        Ok(config)
+    }
+
+    fn keys() -> impl Iterator<Item = &'static Key> {
+        // The model is an argument.
+        KEYS.iter()
+            .filter(|key| key.name != "model" && (SERVER || !key.server_only))
+    }
+}
+
+impl<const SERVER: bool> Args for Settings<SERVER> {
+    fn augment_args(command: clap::Command) -> clap::Command {
+        let file = Arg::new("config")
+            .long("config")
+            .value_name("FILE")
+            .help("Settings in TOML; flags and STRATA_* variables win over it")
+            .value_parser(clap::value_parser!(PathBuf));
+        let flags = Self::keys().map(|key| {
+            let help = match key.default {
+                Some(default) => format!("{} [default: {default}]", key.help),
+                None => key.help.to_owned(),
+            };
+            let flag = Arg::new(key.name)
+                .long(key.name)
+                .value_name(key.value)
+                .help(help)
+                .allow_negative_numbers(true);
+            if key.value == "true|false" {
+                flag.num_args(0..=1)
+                    .require_equals(true)
+                    .default_missing_value("true")
+            } else {
+                flag
+            }
+        });
+        command
+            .next_help_heading(if SERVER {
+                "Settings"
+            } else {
+                "Settings of the model"
+            })
+            .arg(file)
+            .args(flags)
+    }
+
+    fn augment_args_for_update(command: clap::Command) -> clap::Command {
+        Self::augment_args(command)
+    }
+}
+
+impl<const SERVER: bool> FromArgMatches for Settings<SERVER> {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let mut settings = Settings::default();
+        settings.update_from_arg_matches(matches)?;
+        Ok(settings)
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        self.file = matches.get_one::<PathBuf>("config").cloned();
+        self.flags = Self::keys()
+            .filter_map(|key| {
+                let value = matches.get_one::<String>(key.name)?;
+                Some((key.name.to_owned(), value.clone()))
+            })
+            .collect();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Command, clap::Error> {
+        Cli::try_parse_from(line.split(' ')).map(|cli| cli.command)
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn flags_of_settings_are_the_keys() {
+        let line = "strata serve m.gguf --config c.toml --device-memory 24GiB --context -1 --copy --queue 3";
+        let Command::Serve(arguments) = parse(line).unwrap() else {
+            panic!("another command");
+        };
+        assert_eq!(arguments.model, Some(PathBuf::from("m.gguf")));
+        assert_eq!(arguments.settings.file, Some(PathBuf::from("c.toml")));
+        let flags: Vec<(&str, &str)> = arguments
+            .settings
+            .flags
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert_eq!(
+            flags,
+            [
+                ("device-memory", "24GiB"),
+                ("context", "-1"),
+                ("copy", "true"),
+                ("queue", "3"),
+            ]
+        );
+        let Command::Serve(arguments) = parse("strata serve --copy=false m.gguf").unwrap() else {
+            panic!("another command");
+        };
+        assert_eq!(
+            arguments.settings.flags,
+            [("copy".to_owned(), "false".to_owned())]
+        );
+    }
+
+    #[test]
+    fn commands_take_what_concerns_them() {
+        for line in [
+            "strata generate m.gguf -p -hi --chat -n 5 --temperature 0.5 --seed 7 --stop a --stop b --threads 2",
+            "strata plan models/card.toml --json --device emulated --device-memory 1GiB",
+            "strata inspect m.gguf --json",
+            "strata synth card.toml out.gguf --vocabulary v.gguf",
+            "strata serve",
+        ] {
+            assert!(parse(line).is_ok(), "{line}");
+        }
+        for line in [
+            "strata",
+            "strata generate m.gguf",
+            "strata generate m.gguf -p x --queue 5",
+            "strata plan m.gguf --listen 1.2.3.4:5",
+            "strata inspect",
+            "strata serve --contxt 5",
+            "strata serve --context",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+}

@@ -1,1 +1,58 @@
-fn main() {}
+//! The program: parse, build, run, exit code. 0: done; 1: it failed; 2: the command line or the configuration is
+//! wrong; 130 and 143: a second signal.
+
+mod commands;
+
+use clap::Parser;
+use std::process::ExitCode;
+use strata::cli::{Cli, Command};
+use strata::config::{Config, ConfigError, LogLevel};
+
+fn main() -> ExitCode {
+    match run(Cli::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line, causes joined by colons.
+            eprintln!("strata: {}", format!("{error:#}").replace('\n', " "));
+            let of_usage = error.is::<ConfigError>() || error.is::<commands::Usage>();
+            ExitCode::from(if of_usage { 2 } else { 1 })
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Serve(arguments) => {
+            let config = arguments.settings.config(arguments.model)?;
+            start_log(&config, config.log);
+            commands::serve(&config)
+        }
+        Command::Generate(arguments) => {
+            let config = arguments.settings.config(arguments.model.clone())?;
+            // Text and figures are what is wanted; the log tells of trouble.
+            let level = match config.log {
+                LogLevel::Info => LogLevel::Warn,
+                level => level,
+            };
+            start_log(&config, level);
+            commands::generate(&config, &arguments)
+        }
+        Command::Plan(_) | Command::Inspect(_) | Command::Synth(_) => {
+            anyhow::bail!("this build does not have the command")
+        }
+    }
+}
+
+fn start_log(config: &Config, level: LogLevel) {
+    let filter = match level {
+        LogLevel::Off => "off".to_owned(),
+        level => format!("warn,strata={}", level.name()),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
+        .with_writer(std::io::stderr)
+        .init();
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+}

@@ -22,12 +22,8 @@ pub(super) struct Answer {
 
 /// Whose format it is.
 pub(super) enum Shape {
-    Chat {
-        logprobs: bool,
-    },
-    Completion {
-        logprobs: bool,
-    },
+    Chat { logprobs: bool },
+    Completion { logprobs: bool },
 }
 
 /// What a stream remembers of one choice.
@@ -46,7 +42,9 @@ impl Answer {
     /// The choices that each go into a chunk of their own for this delta.
     pub(super) fn chunk_choices(&self, choice: &mut Choice, delta: &Delta) -> Vec<Value> {
         match self.shape {
-            Shape::Chat { logprobs } => chat::chunk_choices(&self.tokenizer, choice, delta, logprobs),
+            Shape::Chat { logprobs } => {
+                chat::chunk_choices(&self.tokenizer, choice, delta, logprobs)
+            }
             Shape::Completion { logprobs } => {
                 completions::chunk_choices(&self.tokenizer, choice, delta, logprobs)
             }
@@ -56,7 +54,9 @@ impl Answer {
     /// The choice of a whole answer; `whole` is all its deltas together.
     pub(super) fn whole_choice(&self, choice: &mut Choice, whole: &Delta) -> Value {
         match self.shape {
-            Shape::Chat { logprobs } => chat::whole_choice(&self.tokenizer, choice, whole, logprobs),
+            Shape::Chat { logprobs } => {
+                chat::whole_choice(&self.tokenizer, choice, whole, logprobs)
+            }
             Shape::Completion { logprobs } => {
                 completions::whole_choice(&self.tokenizer, choice, whole, logprobs)
             }

@@ -48,7 +48,9 @@ pub(super) struct Received {
 impl Received {
     pub(super) fn json<T: serde::de::DeserializeOwned>(&self) -> Result<T, ApiError> {
         if self.bytes.is_empty() {
-            return Err(ApiError::bad_request("the request's body is empty; send JSON"));
+            return Err(ApiError::bad_request(
+                "the request's body is empty; send JSON",
+            ));
         }
         serde_json::from_slice(&self.bytes).map_err(|error| {
             let what = match error.classify() {
@@ -133,7 +135,9 @@ pub(super) async fn off_thread<T: Send + 'static>(
         Ok(result) => result,
         Err(error) => {
             tracing::error!(%error, "preparing a request failed");
-            Err(ApiError::internal("the server failed to prepare this request"))
+            Err(ApiError::internal(
+                "the server failed to prepare this request",
+            ))
         }
     }
 }

@@ -91,7 +91,11 @@ pub(super) fn chunk_choices(
     };
     if !choice.started {
         choice.started = true;
-        add(json!({"role": "assistant", "content": ""}), Value::Null, Value::Null);
+        add(
+            json!({"role": "assistant", "content": ""}),
+            Value::Null,
+            Value::Null,
+        );
     }
     if !delta.text.is_empty() || !delta.tokens.is_empty() {
         let logprobs = logprobs_of(tokenizer, &delta.tokens, logprobs);
@@ -125,7 +129,10 @@ fn logprobs_of(tokenizer: &Tokenizer, tokens: &[GeneratedToken], wanted: bool) -
         let mut fields = Map::new();
         fields.insert("token".to_owned(), json!(token_text(tokenizer, id)));
         fields.insert("logprob".to_owned(), json!(logarithm(logprob)));
-        fields.insert("bytes".to_owned(), json!(tokenizer.piece_bytes_with_control(id)));
+        fields.insert(
+            "bytes".to_owned(),
+            json!(tokenizer.piece_bytes_with_control(id)),
+        );
         fields
     };
     let content: Vec<Value> = tokens

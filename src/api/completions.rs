@@ -53,15 +53,25 @@ pub(super) fn prepare(api: &Api, body: &Received) -> Result<Job, ApiError> {
     };
     let tokens = |ids: Vec<u64>| -> Result<Prompt, ApiError> {
         let ids = api.known_tokens("prompt", &ids)?;
-        let echo = if echo { api.tokenizer.decode(&ids) } else { String::new() };
-        Ok(Prompt { tokens: ids.into(), echo })
+        let echo = if echo {
+            api.tokenizer.decode(&ids)
+        } else {
+            String::new()
+        };
+        Ok(Prompt {
+            tokens: ids.into(),
+            echo,
+        })
     };
     let several = |count: usize| {
         let sequences = count * parameters.choices;
         if count > CHOICES_MAX || sequences > CHOICES_MAX {
             return Err(ApiError::invalid(
                 "prompt",
-                format!("{count} prompts with `n` {} are too many; a request may have {CHOICES_MAX} answers", parameters.choices),
+                format!(
+                    "{count} prompts with `n` {} are too many; a request may have {CHOICES_MAX} answers",
+                    parameters.choices
+                ),
             ));
         }
         Ok(())
@@ -155,7 +165,10 @@ fn logprobs_of(
             .collect();
         tops.push(Value::Object(top));
     }
-    let logprobs: Vec<f32> = tokens.iter().map(|token| logarithm(token.logprob)).collect();
+    let logprobs: Vec<f32> = tokens
+        .iter()
+        .map(|token| logarithm(token.logprob))
+        .collect();
     json!({
         "tokens": texts,
         "token_logprobs": logprobs,

@@ -139,7 +139,7 @@ impl ApiError {
         )
     }
 
-    pub(super) fn loading(progress: f64) -> ApiError {
+    pub(super) fn loading(progress: f32) -> ApiError {
         ApiError {
             code: Some("model_loading"),
             retry_after: Some(RETRY_AFTER_LOADING),
@@ -150,7 +150,7 @@ impl ApiError {
         }
     }
 
-    pub(super) fn unavailable(message: impl Into<String>) -> ApiError {
+    fn unavailable(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
 
@@ -184,6 +184,11 @@ impl From<SubmitError> for ApiError {
                 code: Some("queue_full"),
                 retry_after: Some(RETRY_AFTER_QUEUE_FULL),
                 ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+            },
+            SubmitError::Loading => ApiError {
+                code: Some("model_loading"),
+                retry_after: Some(RETRY_AFTER_LOADING),
+                ..ApiError::unavailable(message)
             },
             SubmitError::ShuttingDown => ApiError {
                 code: Some("shutting_down"),

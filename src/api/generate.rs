@@ -55,10 +55,9 @@ async fn respond(api: Arc<Api>, endpoint: Endpoint, request: Request) -> Respons
     let mut record = RequestRecord::start(&api.metrics, endpoint);
     match begin(&api, endpoint, request).await {
         Ok((running, parameters)) if parameters.stream => {
-            EventStream::new(running, parameters.include_usage, api.keep_alive, record)
-                .into_response()
+            EventStream::new(api, running, parameters.include_usage, record).into_response()
         }
-        Ok((running, _)) => match collect(running).await {
+        Ok((running, _)) => match collect(&api, running).await {
             Ok((body, outcome)) => {
                 record.set(outcome);
                 Json(body).into_response()
@@ -100,7 +99,10 @@ fn start(api: &Api, job: Job) -> Result<(Running, Parameters), ApiError> {
     for prompt in &job.prompts {
         let tokens = prompt.tokens.len();
         if tokens == 0 {
-            return Err(ApiError::invalid(job.prompt_field, "the prompt has no tokens"));
+            return Err(ApiError::invalid(
+                job.prompt_field,
+                "the prompt has no tokens",
+            ));
         }
         if tokens >= api.context {
             return Err(ApiError::context_length_exceeded(
@@ -125,7 +127,9 @@ fn start(api: &Api, job: Job) -> Result<(Running, Parameters), ApiError> {
             api.engine.submit(engine::Request {
                 prompt: Arc::clone(&prompt.tokens),
                 sampling,
-                max_tokens: parameters.max_tokens.map_or(room, |tokens| tokens.min(room)),
+                max_tokens: parameters
+                    .max_tokens
+                    .map_or(room, |tokens| tokens.min(room)),
                 top_logprobs: job.top_logprobs,
                 events: sender,
             })?;
@@ -174,14 +178,13 @@ pub(super) fn unix_seconds() -> u64 {
 }
 
 /// The whole answer. One failed sequence fails it.
-async fn collect(running: Running) -> Result<(serde_json::Value, Outcome), ApiError> {
+async fn collect(api: &Api, running: Running) -> Result<(serde_json::Value, Outcome), ApiError> {
     let mut choices = Vec::new();
     let mut completion_tokens = 0;
     let mut outcome = Outcome::Stop;
     for (mut sequence, mut choice) in running.sequences {
         let mut whole = Delta::default();
-        while let Some(update) =
-            std::future::poll_fn(|context| sequence.poll_update(context)).await
+        while let Some(update) = std::future::poll_fn(|context| sequence.poll_update(context)).await
         {
             match update {
                 Update::Delta(delta) => {
@@ -189,7 +192,8 @@ async fn collect(running: Running) -> Result<(serde_json::Value, Outcome), ApiEr
                     whole.tokens.extend(delta.tokens);
                     whole.finish = delta.finish;
                 }
-                Update::Failed(message) => return Err(ApiError::internal(message)),
+                Update::Failed(message) => return Err(api.failure(message)),
+                Update::GivenUp => return Err(given_up()),
             }
         }
         completion_tokens += sequence.completion_tokens();
@@ -198,6 +202,10 @@ async fn collect(running: Running) -> Result<(serde_json::Value, Outcome), ApiEr
     }
     let usage = usage(running.prompt_tokens, completion_tokens);
     Ok((running.answer.whole(choices, usage), outcome))
+}
+
+pub(super) fn given_up() -> ApiError {
+    ApiError::internal("this answer was given up: the client did not read it in time")
 }
 
 /// Of several sequences: `length` if one of them was cut off.

@@ -1,6 +1,7 @@
 //! What operators ask: `/health`, `/metrics`, `/memory`.
 
 use super::Api;
+use crate::engine::EngineStatus;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -10,17 +11,18 @@ use std::sync::Arc;
 
 /// 200 only where a request would be taken: a readiness probe.
 pub(super) async fn health(State(api): State<Arc<Api>>) -> Response {
-    use crate::engine::EngineStatus;
     let (status, body) = match api.engine.status() {
         EngineStatus::Ready => (StatusCode::OK, json!({"status": "ok"})),
         EngineStatus::Loading { progress } => (
             StatusCode::SERVICE_UNAVAILABLE,
             json!({"status": "loading", "progress": progress}),
         ),
-        EngineStatus::Failed { message } => (
+        EngineStatus::ShuttingDown => (
             StatusCode::SERVICE_UNAVAILABLE,
-            json!({"status": "failed", "message": message}),
+            json!({"status": "shutting_down"}),
         ),
+        // Why is the operator's to read, in the log: this page is open to all.
+        EngineStatus::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, json!({"status": "failed"})),
     };
     (status, Json(body)).into_response()
 }

@@ -26,10 +26,10 @@ mod tokenize;
 mod wire;
 
 pub use body::BODY_BYTES_MAX;
-pub use server::{ListenError, ServerOptions, listen, run, serve};
+pub use server::{ListenError, Stop, listen, run, serve};
 
 use crate::config::{Config, Secret};
-use crate::engine::{EngineHandle, EngineStatus};
+use crate::engine::{EngineHandle, EngineStatus, SubmitError};
 use crate::metrics::Metrics;
 use crate::tokenizer::{ChatTemplate, Tokenizer};
 use axum::Router;
@@ -129,11 +129,20 @@ impl Api {
             .hash_one(self.asked.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// A sequence that the engine ended with a sentence.
+    fn failure(&self, message: String) -> ApiError {
+        match self.engine.status() {
+            EngineStatus::ShuttingDown => SubmitError::ShuttingDown.into(),
+            _ => ApiError::internal(message),
+        }
+    }
+
     fn check_ready(&self) -> Result<(), ApiError> {
         match self.engine.status() {
             EngineStatus::Ready => Ok(()),
             EngineStatus::Loading { progress } => Err(ApiError::loading(progress)),
-            EngineStatus::Failed { message } => Err(ApiError::unavailable(message)),
+            EngineStatus::ShuttingDown => Err(SubmitError::ShuttingDown.into()),
+            EngineStatus::Failed(_) => Err(SubmitError::EngineStopped.into()),
         }
     }
 
@@ -148,7 +157,9 @@ impl Api {
                     .ok_or_else(|| {
                         ApiError::invalid(
                             param,
-                            format!("token {id} is not in the vocabulary, which has {known} tokens"),
+                            format!(
+                                "token {id} is not in the vocabulary, which has {known} tokens"
+                            ),
                         )
                     })
             })
@@ -159,7 +170,10 @@ impl Api {
 fn is_loopback(listen: &str) -> bool {
     let host = listen.rsplit_once(':').map_or(listen, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    host == "localhost"
+        || host
+            .parse::<IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 async fn not_found(uri: Uri) -> ApiError {

@@ -20,7 +20,9 @@ pub(super) async fn one(
     match name {
         Ok(Path(name)) if name == *api.model_name => Json(description(&api)).into_response(),
         Ok(Path(name)) => ApiError::no_such_model(&name, &api.model_name).into_response(),
-        Err(_) => ApiError::bad_request("the model's name in the path is not UTF-8").into_response(),
+        Err(_) => {
+            ApiError::bad_request("the model's name in the path is not UTF-8").into_response()
+        }
     }
 }
 

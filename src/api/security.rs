@@ -42,7 +42,8 @@ fn check(api: &Api, request: &Request) -> Result<(), ApiError> {
                     "requests from pages of other sites are refused; set an --api-key and send it",
                 ));
             }
-            if api.loopback_only && !text(headers, header::HOST.as_str()).is_none_or(is_local_host) {
+            if api.loopback_only && !text(headers, header::HOST.as_str()).is_none_or(is_local_host)
+            {
                 return Err(ApiError::forbidden(
                     "this host name is not local; ask for localhost, or set an --api-key and send it",
                 ));
@@ -62,9 +63,11 @@ fn has_key(headers: &HeaderMap, key: &str) -> bool {
     };
     let given = given.as_bytes();
     const SCHEME: &[u8] = b"bearer ";
-    given.split_at_checked(SCHEME.len()).is_some_and(|(scheme, token)| {
-        scheme.eq_ignore_ascii_case(SCHEME) && equal_in_constant_time(token, key.as_bytes())
-    })
+    given
+        .split_at_checked(SCHEME.len())
+        .is_some_and(|(scheme, token)| {
+            scheme.eq_ignore_ascii_case(SCHEME) && equal_in_constant_time(token, key.as_bytes())
+        })
 }
 
 /// Takes time by the length of what was given, and none by where it differs.
@@ -107,7 +110,11 @@ mod tests {
             ("secretsecret", false),
             ("", false),
         ] {
-            assert_eq!(equal_in_constant_time(given.as_bytes(), b"secret"), equal, "{given}");
+            assert_eq!(
+                equal_in_constant_time(given.as_bytes(), b"secret"),
+                equal,
+                "{given}"
+            );
         }
     }
 

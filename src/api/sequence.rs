@@ -15,6 +15,8 @@ pub(super) enum Update {
     Delta(Delta),
     /// A sentence for the client; nothing follows.
     Failed(String),
+    /// The engine gave up a client that did not read; nothing follows.
+    GivenUp,
 }
 
 /// Text that may be sent, and the tokens that it and the text before it came from.
@@ -77,8 +79,14 @@ impl Sequence {
                     self.completion_tokens += usize::from(reason == FinishReason::Stop);
                     Some(self.end(reason))
                 }
-                Some(Event::Failed(message)) => self.fail(message),
-                None => self.fail("the server stopped before this answer was complete".to_owned()),
+                Some(Event::Failed(message)) => {
+                    self.close();
+                    Some(Update::Failed(message))
+                }
+                None => {
+                    self.close();
+                    Some(Update::GivenUp)
+                }
             };
             if update.is_some() {
                 return Poll::Ready(update);
@@ -131,11 +139,6 @@ impl Sequence {
             tokens: std::mem::take(&mut self.held),
             finish: Some(finish),
         })
-    }
-
-    fn fail(&mut self, message: String) -> Option<Update> {
-        self.close();
-        Some(Update::Failed(message))
     }
 
     /// From here on the engine's sends fail, which ends the sequence there within a step.

@@ -1,6 +1,8 @@
 //! The socket: accepting, bounds of time and number, and shutting down.
 
 use super::stall::StallGuard;
+use super::{Served, router};
+use crate::config::Config;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -24,6 +26,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Threads that serve HTTP; computing has its own.
 const ASYNC_THREADS: usize = 2;
 const BLOCKING_THREADS_MAX: usize = 8;
+/// After the grace, for clients to hear that their answers were cut off.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 /// For work on blocking threads when the server ends.
 const BLOCKING_GRACE: Duration = Duration::from_secs(1);
 
@@ -35,12 +39,30 @@ pub struct ListenError {
     problem: String,
 }
 
-#[derive(Clone, Copy, Debug)]
-pub struct ServerOptions {
-    /// For running requests after the first signal.
-    pub grace: Duration,
-    /// For a client that takes no bytes.
-    pub stall_timeout: Duration,
+/// Ends a server from any thread; clones are of the same server.
+#[derive(Clone, Debug)]
+pub struct Stop(watch::Sender<bool>);
+
+impl Default for Stop {
+    fn default() -> Stop {
+        Stop(watch::channel(false).0)
+    }
+}
+
+impl Stop {
+    pub fn new() -> Stop {
+        Stop::default()
+    }
+
+    /// No new requests; those that run have the grace.
+    pub fn stop(&self) {
+        self.0.send_replace(true);
+    }
+
+    async fn stopped(&self) {
+        // The sender is ours, so the channel is open.
+        let _ = self.0.subscribe().wait_for(|stop| *stop).await;
+    }
 }
 
 /// Takes the address, before anything slow is done. Connections wait until [`serve`].
@@ -54,7 +76,8 @@ pub fn listen(address: &str) -> Result<std::net::TcpListener, ListenError> {
         address: address.to_owned(),
         problem: match error.kind() {
             ErrorKind::AddrInUse => {
-                "the port is taken; stop the program that has it, or choose another with --listen".to_owned()
+                "the port is taken; stop the program that has it, or choose another with --listen"
+                    .to_owned()
             }
             ErrorKind::PermissionDenied => {
                 "this user may not; choose a port above 1023 with --listen".to_owned()
@@ -67,13 +90,19 @@ pub fn listen(address: &str) -> Result<std::net::TcpListener, ListenError> {
     })
 }
 
-/// Serves until SIGTERM or SIGINT, then lets running requests end within the grace. A second signal ends the process
-/// at once, with the code that shells give to that signal.
+/// Serves until SIGTERM, SIGINT or `stop`, then lets running requests end within the grace. A second signal ends the
+/// process at once, with the code that shells give to that signal.
+///
+/// # Errors
+///
+/// Threads, signals or the listener cannot be set up.
 pub fn serve(
     listener: std::net::TcpListener,
-    router: Router,
-    options: ServerOptions,
+    served: Served,
+    config: &Config,
+    stop: &Stop,
 ) -> std::io::Result<()> {
+    watch_signals(stop.clone())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_THREADS)
         .max_blocking_threads(BLOCKING_THREADS_MAX)
@@ -81,20 +110,32 @@ pub fn serve(
         .enable_all()
         .build()?;
     let served = runtime.block_on(async {
-        let mut signals = Signals::new()?;
         let listener = TcpListener::from_std(listener)?;
-        let (stop, stopping) = watch::channel(false);
-        tokio::spawn(async move {
-            let name = signals.next().await.0;
-            tracing::info!("{name}: no new requests; a second signal ends at once");
-            stop.send_replace(true);
-            std::process::exit(signals.next().await.1);
-        });
-        run(listener, router, options, stopping).await;
+        run(listener, served, config, stop).await;
         Ok(())
     });
     runtime.shutdown_timeout(BLOCKING_GRACE);
     served
+}
+
+/// Watches on a thread of its own, so that the second signal ends the process whatever else it is doing.
+fn watch_signals(stop: Stop) -> std::io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?;
+    // From here on signals do not end the process by themselves.
+    let mut signals = runtime.block_on(async { Signals::new() })?;
+    let watch = async move {
+        let (name, _) = signals.next().await;
+        tracing::info!("{name}: no new requests; a second signal ends at once");
+        stop.stop();
+        let (_, code) = signals.next().await;
+        std::process::exit(code);
+    };
+    std::thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(move || runtime.block_on(watch))?;
+    Ok(())
 }
 
 struct Signals {
@@ -119,21 +160,19 @@ impl Signals {
     }
 }
 
-/// Serves until `stopping` holds true, and then for at most the grace.
-pub async fn run(
-    listener: TcpListener,
-    router: Router,
-    options: ServerOptions,
-    mut stopping: watch::Receiver<bool>,
-) {
+/// Serves until `stop`, and then for at most the grace: the engine ends what runs longer, which leaves a moment to
+/// tell the clients.
+pub async fn run(listener: TcpListener, served: Served, config: &Config, stop: &Stop) {
+    let engine = served.engine.clone();
+    let router = router(served, config);
     let slots = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
-            () = stopped(&mut stopping) => break,
+            () = stop.stopped() => break,
             Some(_) = connections.join_next() => {}
             Some((stream, slot)) = accept(&listener, &slots) => {
-                let served = connection(stream, router.clone(), options, stopping.clone());
+                let served = connection(stream, router.clone(), config.stall_timeout, stop.clone());
                 connections.spawn(async move {
                     served.await;
                     drop(slot);
@@ -143,16 +182,18 @@ pub async fn run(
     }
     // From here on connections are refused.
     drop(listener);
+    engine.shutdown(config.grace);
     let all_ended = async { while connections.join_next().await.is_some() {} };
-    if tokio::time::timeout(options.grace, all_ended).await.is_err() {
-        tracing::warn!(connections = connections.len(), "the grace is over; connections are cut");
+    if tokio::time::timeout(config.grace + LAST_WORDS, all_ended)
+        .await
+        .is_err()
+    {
+        tracing::warn!(
+            connections = connections.len(),
+            "the grace is over; connections are cut"
+        );
         connections.shutdown().await;
     }
-}
-
-/// A sender that is gone counts as a stop.
-async fn stopped(stopping: &mut watch::Receiver<bool>) {
-    let _ = stopping.wait_for(|stop| *stop).await;
 }
 
 async fn accept(
@@ -171,15 +212,10 @@ async fn accept(
     }
 }
 
-async fn connection(
-    stream: TcpStream,
-    router: Router,
-    options: ServerOptions,
-    mut stopping: watch::Receiver<bool>,
-) {
+async fn connection(stream: TcpStream, router: Router, stall_timeout: Duration, stop: Stop) {
     // Tokens are small and each should leave at once. A connection that is gone already shows below.
     let _ = stream.set_nodelay(true);
-    let stream = TokioIo::new(StallGuard::new(stream, options.stall_timeout));
+    let stream = TokioIo::new(StallGuard::new(stream, stall_timeout));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME_MAX)
@@ -188,7 +224,7 @@ async fn connection(
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
-        () = stopped(&mut stopping) => {
+        () = stop.stopped() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }

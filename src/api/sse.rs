@@ -3,9 +3,10 @@
 //! The stream is pulled by the connection: it holds no task and no queue of its own, and dropping it drops the
 //! receivers of its sequences, which cancels them.
 
+use super::Api;
 use super::answer::{Answer, Choice, usage};
 use super::error::ApiError;
-use super::generate::{Running, outcome_of};
+use super::generate::{Running, given_up, outcome_of};
 use super::record::{Outcome, RequestRecord};
 use super::sequence::{Sequence, Update};
 use axum::body::{Body, Bytes};
@@ -15,6 +16,7 @@ use futures_core::Stream;
 use serde_json::Value;
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
@@ -23,6 +25,7 @@ use tokio::time::{Instant, Sleep};
 const PIECE_BYTES: usize = 16 << 10;
 
 pub(super) struct EventStream {
+    api: Arc<Api>,
     sequences: Vec<(Sequence, Choice)>,
     prompt_tokens: usize,
     answer: Answer,
@@ -37,17 +40,18 @@ pub(super) struct EventStream {
 
 impl EventStream {
     pub(super) fn new(
+        api: Arc<Api>,
         running: Running,
         include_usage: bool,
-        keep_alive: Option<Duration>,
         record: RequestRecord,
     ) -> EventStream {
         EventStream {
+            keep_alive: api.keep_alive.map(KeepAlive::new),
+            api,
             sequences: running.sequences,
             prompt_tokens: running.prompt_tokens,
             answer: running.answer,
             include_usage,
-            keep_alive: keep_alive.map(KeepAlive::new),
             record,
             outcome: Outcome::Stop,
             buffer: String::new(),
@@ -62,7 +66,11 @@ impl EventStream {
         for (sequence, choice) in &mut self.sequences {
             match sequence.poll_update(context) {
                 Poll::Ready(None) => {}
-                Poll::Pending => progress = progress.max(Progress::Waits),
+                Poll::Pending => {
+                    if matches!(progress, Progress::Ended) {
+                        progress = Progress::Waits;
+                    }
+                }
                 Poll::Ready(Some(Update::Delta(delta))) => {
                     progress = Progress::Moved;
                     self.outcome = outcome_of(self.outcome, delta.finish);
@@ -72,18 +80,21 @@ impl EventStream {
                     }
                 }
                 Poll::Ready(Some(Update::Failed(message))) => {
-                    return Progress::Failed(message);
+                    return Progress::Failed(self.api.failure(message), Outcome::Error);
+                }
+                Poll::Ready(Some(Update::GivenUp)) => {
+                    return Progress::Failed(given_up(), Outcome::Cancelled);
                 }
             }
         }
         progress
     }
 
-    fn fail(&mut self, message: String) {
+    fn fail(&mut self, error: &ApiError, outcome: Outcome) {
         self.sequences.clear();
         self.buffer.push_str("event: error\n");
-        push_event(&mut self.buffer, &ApiError::internal(message).body());
-        self.end(Outcome::Error);
+        push_event(&mut self.buffer, &error.body());
+        self.end(outcome);
     }
 
     fn finish(&mut self) {
@@ -94,7 +105,10 @@ impl EventStream {
                 .map(|(sequence, _)| sequence.completion_tokens())
                 .sum();
             let usage = usage(self.prompt_tokens, completion_tokens);
-            push_event(&mut self.buffer, &self.answer.chunk(Vec::new(), Some(usage)));
+            push_event(
+                &mut self.buffer,
+                &self.answer.chunk(Vec::new(), Some(usage)),
+            );
         }
         self.end(self.outcome);
     }
@@ -106,13 +120,12 @@ impl EventStream {
     }
 }
 
-/// What became of a look at all sequences; later ones say more.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+/// What became of a look at all sequences.
 enum Progress {
     Ended,
     Waits,
     Moved,
-    Failed(String),
+    Failed(ApiError, Outcome),
 }
 
 impl Stream for EventStream {
@@ -134,8 +147,8 @@ impl Stream for EventStream {
                         this.finish();
                         false
                     }
-                    Progress::Failed(message) => {
-                        this.fail(message);
+                    Progress::Failed(error, outcome) => {
+                        this.fail(&error, outcome);
                         false
                     }
                 }

@@ -41,7 +41,11 @@ pub(super) async fn tokenize(
     off_thread(&api, move || {
         let fields: TokenizeFields = body.json()?;
         let tokenizer = &shared.tokenizer;
-        let special = if fields.parse_special { Special::Parse } else { Special::Text };
+        let special = if fields.parse_special {
+            Special::Parse
+        } else {
+            Special::Text
+        };
         let mut tokens = tokenizer.encode(&fields.content, special);
         if fields.add_special
             && tokenizer.add_bos()

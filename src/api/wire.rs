@@ -107,21 +107,14 @@ impl CommonFields {
     }
 
     fn sampling(&self, random: u64) -> Result<SamplingParameters, ApiError> {
-        let within = |name: &'static str, value: Option<f64>, default: f64, high: f64| {
-            let value = value.unwrap_or(default);
-            if (0.0..=high).contains(&value) {
-                return Ok(value as f32);
-            }
-            Err(ApiError::invalid(
-                name,
-                format!("`{name}` is {value}; it may be 0 to {high}"),
-            ))
-        };
-        Ok(SamplingParameters {
-            temperature: within("temperature", self.temperature, 1.0, 2.0)?,
-            // 0 keeps the most probable token, as everything above 0 does at least.
-            top_p: within("top_p", self.top_p, 1.0, 1.0)?.max(f32::MIN_POSITIVE),
-            min_p: within("min_p", self.min_p, 0.0, 1.0)?,
+        let sampling = SamplingParameters {
+            temperature: self.temperature.unwrap_or(1.0) as f32,
+            top_p: match self.top_p {
+                // OpenAI takes 0; the most probable token is always kept.
+                Some(0.0) => f32::MIN_POSITIVE,
+                other => other.unwrap_or(1.0) as f32,
+            },
+            min_p: self.min_p.unwrap_or(0.0) as f32,
             top_k: match self.top_k {
                 // -1 keeps all in vLLM, 0 in llama.cpp.
                 None | Some(-1) => 0,
@@ -139,10 +132,21 @@ impl CommonFields {
                     // Only the bits matter.
                     .or_else(|| number.as_i64().map(|seed| seed as u64))
                     .ok_or_else(|| {
-                        ApiError::invalid("seed", format!("`seed` is {number}; it must be a whole number"))
+                        ApiError::invalid(
+                            "seed",
+                            format!("`seed` is {number}; it must be a whole number"),
+                        )
                     })?,
             },
-        })
+        };
+        sampling.validate().map_err(|sentence| {
+            let named = |name: &&str| sentence.trim_start_matches('`').starts_with(*name);
+            match ["temperature", "top_p", "min_p"].into_iter().find(named) {
+                Some(param) => ApiError::invalid(param, sentence),
+                None => ApiError::bad_request(sentence),
+            }
+        })?;
+        Ok(sampling)
     }
 
     fn refuse_unsupported(&self) -> Result<(), ApiError> {
@@ -217,7 +221,10 @@ fn stop_strings(stop: Option<Stop>) -> Result<Vec<String>, ApiError> {
             ),
         ));
     }
-    if strings.iter().any(|string| string.len() > STOP_STRING_BYTES_MAX) {
+    if strings
+        .iter()
+        .any(|string| string.len() > STOP_STRING_BYTES_MAX)
+    {
         return Err(ApiError::invalid(
             "stop",
             format!("a string of `stop` is longer than {STOP_STRING_BYTES_MAX} bytes"),
@@ -255,7 +262,13 @@ mod tests {
         let parameters = parse(json!({})).unwrap();
         assert_eq!(
             parameters.sampling,
-            SamplingParameters { temperature: 1.0, top_p: 1.0, top_k: 0, min_p: 0.0, seed: 7 }
+            SamplingParameters {
+                temperature: 1.0,
+                top_p: 1.0,
+                top_k: 0,
+                min_p: 0.0,
+                seed: 7
+            }
         );
         assert_eq!((parameters.max_tokens, parameters.choices), (None, 1));
         assert!(!parameters.stream && !parameters.include_usage && parameters.stop.is_empty());
@@ -265,7 +278,7 @@ mod tests {
     fn values_out_of_range_are_refused_by_name() {
         for (name, value) in [
             ("temperature", json!(-1)),
-            ("temperature", json!(3)),
+            ("temperature", json!(101)),
             ("temperature", json!(1e39)),
             ("top_p", json!(1.1)),
             ("top_p", json!(-0.1)),
@@ -276,7 +289,13 @@ mod tests {
             ("n", json!(0)),
             ("n", json!(17)),
             ("seed", json!(1.5)),
-            ("stop", json!(["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q"])),
+            (
+                "stop",
+                json!([
+                    "a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p",
+                    "q"
+                ]),
+            ),
             ("stop", json!("x".repeat(2000))),
             ("frequency_penalty", json!(0.5)),
             ("presence_penalty", json!(-2.1)),
@@ -291,10 +310,18 @@ mod tests {
         ] {
             let mut body = serde_json::Map::new();
             body.insert(name.to_owned(), value.clone());
-            assert_eq!(parse(body.into()).unwrap_err(), format!("\"{name}\""), "{value}");
+            assert_eq!(
+                parse(body.into()).unwrap_err(),
+                format!("\"{name}\""),
+                "{value}"
+            );
         }
         assert!(parse(json!({"temperature": "1"})).is_err());
-        assert!(parse(json!({"stop": 5})).unwrap_err().contains("`stop` must be"));
+        assert!(
+            parse(json!({"stop": 5}))
+                .unwrap_err()
+                .contains("`stop` must be")
+        );
     }
 
     #[test]
@@ -310,8 +337,20 @@ mod tests {
         assert_eq!(parameters.max_tokens, None);
         assert!(parameters.sampling.top_p > 0.0);
         assert_eq!(parameters.sampling.seed, u64::MAX);
-        assert_eq!(parse(json!({"temperature": 1e-30})).unwrap().sampling.temperature, 1e-30);
-        assert_eq!(parse(json!({"top_k": 1_000_000_000})).unwrap().sampling.top_k, 1_000_000_000);
+        assert_eq!(
+            parse(json!({"temperature": 1e-30}))
+                .unwrap()
+                .sampling
+                .temperature,
+            1e-30
+        );
+        assert_eq!(
+            parse(json!({"top_k": 1_000_000_000}))
+                .unwrap()
+                .sampling
+                .top_k,
+            1_000_000_000
+        );
     }
 
     #[test]

@@ -267,7 +267,7 @@ pub const KEYS: &[Key] = &[
         help: "HTTP address; port 0 takes a free one and logs it",
         set: |config, text| {
             let port = text.rsplit_once(':').filter(|(host, _)| !host.is_empty());
-            if !port.is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
+            if port.is_none_or(|(_, port)| port.parse::<u16>().is_err()) {
                 return Err(format!(
                     "`{text}` is not an address with a port; write it like 127.0.0.1:8080, 0.0.0.0:8080 or [::1]:8080"
                 ));

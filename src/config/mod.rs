@@ -175,9 +175,10 @@ impl Config {
     /// The name that answers give: `model-name`, or the file's without `.gguf`.
     pub fn served_name(&self, model: &Path) -> String {
         self.model_name.clone().unwrap_or_else(|| {
-            model
-                .file_stem()
-                .map_or_else(|| "model".to_owned(), |stem| stem.to_string_lossy().into_owned())
+            model.file_stem().map_or_else(
+                || "model".to_owned(),
+                |stem| stem.to_string_lossy().into_owned(),
+            )
         })
     }
 

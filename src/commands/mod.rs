@@ -1,0 +1,22 @@
+//! The commands that need a loaded model, each in its file. `load` puts the parts of the library together.
+
+mod generate;
+mod load;
+mod serve;
+
+pub(crate) use generate::generate;
+pub(crate) use serve::serve;
+
+use std::fmt;
+
+/// The command line asks for what cannot be: exit code 2.
+#[derive(Debug)]
+pub(crate) struct Usage(String);
+
+impl fmt::Display for Usage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Usage {}

@@ -1,0 +1,52 @@
+//! `strata serve`.
+
+use super::load::load;
+use anyhow::Context;
+use std::time::Duration;
+use strata::api::{self, Served, Stop};
+use strata::config::Config;
+use strata::engine::EngineStatus;
+
+/// Serves until a signal. While the model loads, `/health` says how far it is; a model that does not load ends the
+/// server.
+pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
+    let listener = api::listen(&config.listen)?;
+    let loading = load(config)?;
+    tracing::info!(
+        model = loading.model_name,
+        context = loading.context,
+        "listening on http://{}",
+        listener.local_addr().context("find the port")?
+    );
+    let engine = loading.engine;
+    let stop = Stop::new();
+    let watcher = std::thread::Builder::new()
+        .name("loading".to_owned())
+        .spawn({
+            let (engine, stop) = (engine.clone(), stop.clone());
+            move || match engine.wait_until_loaded() {
+                EngineStatus::Failed(cause) => {
+                    stop.stop();
+                    Some(cause)
+                }
+                _ => None,
+            }
+        })?;
+    let served = Served {
+        engine: engine.clone(),
+        tokenizer: loading.tokenizer,
+        template: loading.template,
+        metrics: loading.metrics,
+        memory: loading.memory,
+        model_name: loading.model_name,
+        context: loading.context,
+        model_context: loading.model_context,
+    };
+    api::serve(listener, served, config, &stop).context("serve HTTP")?;
+    engine.shutdown(Duration::ZERO);
+    engine.join();
+    match watcher.join() {
+        Ok(Some(cause)) => anyhow::bail!("load the model: {cause}"),
+        _ => Ok(()),
+    }
+}
