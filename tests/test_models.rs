@@ -1,4 +1,5 @@
 //! The models that other tests are made of are what they claim to be, and so are the files in tests/data.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -11,9 +11,17 @@ struct Raw {
     pair_count: Option<u64>,
     /// Key, type code, bytes of the value.
     pairs: Vec<(Vec<u8>, u32, Vec<u8>)>,
-    /// Name, dimensions, number of dimensions if not theirs, type code, offset.
-    tensors: Vec<(Vec<u8>, Vec<u64>, Option<u32>, u32, u64)>,
+    tensors: Vec<RawTensor>,
     data_bytes: usize,
+}
+
+struct RawTensor {
+    name: Vec<u8>,
+    dimensions: Vec<u64>,
+    /// The number of dimensions that is written.
+    dimension_count: u32,
+    type_code: u32,
+    offset: u64,
 }
 
 fn raw() -> Raw {
@@ -33,14 +41,19 @@ impl Raw {
         self
     }
 
-    fn tensor(mut self, name: &str, dimensions: &[u64], code: u32, offset: u64) -> Raw {
-        self.tensors
-            .push((name.into(), dimensions.to_vec(), None, code, offset));
+    fn tensor(mut self, name: &str, dimensions: &[u64], type_code: u32, offset: u64) -> Raw {
+        self.tensors.push(RawTensor {
+            name: name.into(),
+            dimensions: dimensions.to_vec(),
+            dimension_count: dimensions.len() as u32,
+            type_code,
+            offset,
+        });
         self
     }
 
     fn dimension_count(mut self, count: u32) -> Raw {
-        self.tensors.last_mut().unwrap().2 = Some(count);
+        self.tensors.last_mut().unwrap().dimension_count = count;
         self
     }
 
@@ -68,15 +81,15 @@ impl Raw {
             bytes.extend(code.to_le_bytes());
             bytes.extend(value);
         }
-        for (name, dimensions, count, code, offset) in &self.tensors {
-            bytes.extend((name.len() as u64).to_le_bytes());
-            bytes.extend(name);
-            bytes.extend(count.unwrap_or(dimensions.len() as u32).to_le_bytes());
-            dimensions
-                .iter()
-                .for_each(|dimension| bytes.extend(dimension.to_le_bytes()));
-            bytes.extend(code.to_le_bytes());
-            bytes.extend(offset.to_le_bytes());
+        for tensor in &self.tensors {
+            bytes.extend((tensor.name.len() as u64).to_le_bytes());
+            bytes.extend(&tensor.name);
+            bytes.extend(tensor.dimension_count.to_le_bytes());
+            for dimension in &tensor.dimensions {
+                bytes.extend(dimension.to_le_bytes());
+            }
+            bytes.extend(tensor.type_code.to_le_bytes());
+            bytes.extend(tensor.offset.to_le_bytes());
         }
         bytes.resize(bytes.len().next_multiple_of(32) + self.data_bytes, 0);
         bytes
@@ -176,6 +189,22 @@ fn counts_and_lengths_past_the_file_are_refused_without_being_allocated() {
     long_key.pairs.clear();
     let long_name = long_key.tensor(&"t".repeat(65), &[1], 0, 0).data(64);
     check_refused(&long_name.bytes(), "tensor 0 of 1", "at most 64");
+}
+
+/// A sparse file is as long as it likes and takes no space.
+#[test]
+fn a_header_of_a_terabyte_is_refused_without_being_read() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for (code, count) in [(0, 1u64 << 39), (8, 1 << 36)] {
+        let start = raw().pair("k", 9, array(code, count, &[])).bytes();
+        std::fs::write(file.path(), start).unwrap();
+        file.as_file().set_len(1 << 40).unwrap();
+        let error = Gguf::open(file.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("more than 128 MiB (at the value of key `k`)"),
+            "{error}"
+        );
+    }
 }
 
 #[test]

@@ -166,8 +166,14 @@ impl Output {
             path: path.to_owned(),
             error,
         };
-        let Some(name) = path.file_name().filter(|_| !path.is_dir()) else {
-            return Err(error(io::ErrorKind::IsADirectory.into()));
+        // A rename would put the file in the place of a device.
+        if path.exists() && !path.is_file() {
+            return Err(error(io::Error::other(
+                "it is a directory or a device, not a file",
+            )));
+        }
+        let Some(name) = path.file_name() else {
+            return Err(error(io::ErrorKind::InvalidFilename.into()));
         };
         let mut partial_name = name.to_owned();
         partial_name.push(".partial");

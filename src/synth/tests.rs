@@ -165,6 +165,13 @@ fn errors_say_what_is_short() {
         "cannot write",
     );
 
+    check(
+        &card,
+        &vocabulary(&["a"]),
+        Path::new("/dev/null"),
+        "a directory or a device",
+    );
+
     let huge = CARD
         .replace("layers = 2", "layers = 4000")
         .replace("length = 256", "length = 262144")
