@@ -130,7 +130,7 @@ fn open(path: &Path, placement: &Placement) -> LoadedModel {
         ..settings()
     };
     planned
-        .load(settings, 2, &strata::metrics::Metrics::new(), &|_| {})
+        .load(settings, 2, &strata::metrics::Metrics::new(), &|_| true)
         .unwrap_or_else(|error| panic!("{}: {error}", placement.name))
 }
 

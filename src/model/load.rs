@@ -44,22 +44,18 @@ pub struct LoadedModel {
     pub model: Box<dyn Model>,
     pub reader: Option<(Rung, String)>,
     pub traffic: Box<dyn Fn() -> Traffic + Send + Sync>,
-    pub arenas: Arenas,
 }
 
 impl PlannedModel {
-    /// Reads the index and makes the plan. The request's `read_alignment` is replaced by what the file's storage asks
+    /// Reads the index and makes the plan. `read_alignment` of the request is replaced by what the file's storage asks
     /// for.
     pub fn open(path: &Path, request: &PlanRequest) -> Result<PlannedModel, OpenError> {
-        let gguf = Gguf::open(path)?;
-        let mut request = request.clone();
-        request.read_alignment = u64::from(logical_block_bytes(path));
-        PlannedModel::from_index(path, gguf, &request)
+        PlannedModel::for_file(path, Gguf::open(path)?, request)
     }
 
-    /// The same for an index that is at hand, of a file at `path` (for a shape card: a file that need not exist as
-    /// long as it is not loaded).
-    pub fn from_index(
+    /// The same for an index that is at hand: of the file at `path`, or of a shape card, whose plan can be read and
+    /// not loaded.
+    pub fn for_file(
         path: &Path,
         gguf: Gguf,
         request: &PlanRequest,
@@ -69,7 +65,11 @@ impl PlannedModel {
             return Err(OpenError::Architecture(architecture.to_owned()));
         }
         let hyperparameters = Hyperparameters::from_gguf(&gguf)?;
-        let plan = Arc::new(plan(&gguf, &hyperparameters, request)?);
+        let request = PlanRequest {
+            read_alignment: u64::from(logical_block_bytes(path)),
+            ..request.clone()
+        };
+        let plan = Arc::new(plan(&gguf, &hyperparameters, &request)?);
         Ok(PlannedModel {
             path: path.to_owned(),
             gguf,
@@ -79,13 +79,13 @@ impl PlannedModel {
     }
 
     /// Allocates what the plan says, loads the resident groups and checks every tensor's shape. `progress` hears the
-    /// share of resident bytes that is loaded.
+    /// share of resident bytes that is loaded, and ends the loading by answering false.
     pub fn load(
         &self,
         settings: WeightsSettings,
         threads: usize,
         metrics: &Metrics,
-        progress: &dyn Fn(f64),
+        progress: &dyn Fn(f64) -> bool,
     ) -> Result<LoadedModel, OpenError> {
         let arenas = Arenas::allocate(&self.plan)?;
         let kv_region = arenas.kv_region(&self.plan)?;
@@ -93,7 +93,7 @@ impl PlannedModel {
             &self.path,
             &self.gguf,
             Arc::clone(&self.plan),
-            arenas.clone(),
+            arenas,
             settings,
             metrics.clone(),
             progress,
@@ -107,7 +107,6 @@ impl PlannedModel {
             model: Box::new(model),
             reader,
             traffic,
-            arenas,
         })
     }
 }

@@ -75,6 +75,8 @@ pub enum LoadError {
     Memory(#[from] MemoryError),
     #[error("{0}")]
     Reader(ReadError),
+    #[error("loading was cancelled")]
+    Cancelled,
     #[error("load {group}: {source}")]
     Read {
         group: String,
@@ -85,7 +87,7 @@ pub enum LoadError {
 
 impl Weights {
     /// Opens the model file, allocates homes and rings and loads every resident group. `progress` hears the share of
-    /// resident bytes that is loaded.
+    /// resident bytes that is loaded; loading ends with an error when it answers false.
     pub fn load(
         path: &Path,
         gguf: &Gguf,
@@ -93,7 +95,7 @@ impl Weights {
         arenas: Arenas,
         settings: WeightsSettings,
         metrics: Metrics,
-        progress: &dyn Fn(f64),
+        progress: &dyn Fn(f64) -> bool,
     ) -> Result<Weights, LoadError> {
         let names: Vec<String> = (0..plan.groups.len())
             .map(|index| group_name(gguf, &plan, index))
@@ -203,7 +205,7 @@ fn load_homes(
     arenas: &Arenas,
     shared: &Shared,
     names: &[String],
-    progress: &dyn Fn(f64),
+    progress: &dyn Fn(f64) -> bool,
 ) -> Result<Vec<Home>, LoadError> {
     let resident_bytes: u64 = plan
         .groups
@@ -215,7 +217,10 @@ fn load_homes(
     let mut loaded = 0;
     let mut advance = |group: usize| {
         loaded += plan.groups[group].entry_bytes;
-        progress(loaded as f64 / resident_bytes.max(1) as f64);
+        match progress(loaded as f64 / resident_bytes.max(1) as f64) {
+            true => Ok(()),
+            false => Err(LoadError::Cancelled),
+        }
     };
     let mut homes: Vec<Home> = plan
         .groups
@@ -262,7 +267,7 @@ fn load_homes(
             let done = shared.wait_copy(ticket);
             staging.extend(Arc::into_inner(done.source));
             homes[index] = Home::Resident(Arc::new(done.destination));
-            advance(index);
+            advance(index)?;
         } else {
             unreachable!("the plan has a host ring wherever there is a device");
         }
@@ -285,7 +290,7 @@ fn load_homes(
             let done = shared.wait_read(ticket);
             done.result.map_err(|source| failed(index, source))?;
             homes[index] = Home::Resident(Arc::new(done.region));
-            advance(index);
+            advance(index)?;
         }
     }
     Ok(homes)

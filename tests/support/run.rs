@@ -43,7 +43,7 @@ pub fn settings() -> WeightsSettings {
 
 pub fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings) -> LoadedModel {
     let planned = PlannedModel::open(path, request).unwrap();
-    planned.load(settings, 2, &Metrics::new(), &|_| {}).unwrap()
+    planned.load(settings, 2, &Metrics::new(), &|_| true).unwrap()
 }
 
 /// A sequence that has pages of its own, the first of which is `first_page`.
