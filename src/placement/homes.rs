@@ -115,8 +115,8 @@ fn spread(groups: &[Group], candidates: &[usize], left: &mut u64) -> Vec<usize> 
     chosen
 }
 
-/// used / passed > capacity / total, in products that cannot overflow: all are below 2^64 except `passed` and `total`,
-/// sums of at most 2^32 sizes that a file holds (below 2^63 together in any file that exists; saturated otherwise).
+/// used / passed > capacity / total, as products: all four are sums of sizes in one file, so that none overflows; absurd
+/// ones saturate.
 fn ahead_of_share(used: u128, total: u128, capacity: u128, passed: u128) -> bool {
     used.saturating_mul(total) > capacity.saturating_mul(passed)
 }

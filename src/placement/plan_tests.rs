@@ -4,7 +4,7 @@ use super::planner::plan_tensors;
 use super::shapes::{Shape, request};
 use super::*;
 use crate::gguf::card::ShapeCard;
-use crate::gguf::{Hyperparameters, TensorInfo};
+use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
 use std::path::Path;
 
 const MIB: u64 = 1 << 20;
@@ -17,6 +17,16 @@ fn card(name: &str) -> Index {
         .join("models")
         .join(name);
     let gguf = ShapeCard::open(&path).unwrap().index();
+    let hyperparameters = Hyperparameters::from_gguf(&gguf).unwrap();
+    (gguf.tensors, hyperparameters)
+}
+
+/// One of the tiny reference files.
+fn tiny_file(name: &str) -> Index {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/tiny")
+        .join(name);
+    let gguf = Gguf::open(&path).unwrap();
     let hyperparameters = Hyperparameters::from_gguf(&gguf).unwrap();
     (gguf.tensors, hyperparameters)
 }
@@ -181,6 +191,44 @@ fn a_model_of_1b_weights_plans_in_64_and_128_mib() {
     // The embedding gives way first: its rows cost a short read each.
     let mut embedding = plan.embedding_groups();
     assert!(embedding.all(|id| plan.residence(id).home == Tier::Storage));
+}
+
+#[test]
+fn the_tiny_files_plan_whole_and_under_pressure() {
+    for (name, tied) in [
+        ("llama.gguf", false),
+        ("llama-tied.gguf", true),
+        ("llama-rope-factors.gguf", false),
+        ("llama-rope-linear.gguf", false),
+    ] {
+        let index = tiny_file(name);
+        let all: u64 = index.0.iter().map(|tensor| tensor.bytes).sum();
+        // Slices of a few KiB make many groups of even these.
+        let mut request = PlanRequest {
+            context: 256,
+            step_width: Some(16),
+            slice_bytes: Some(16 << 10),
+            ..request(Some(320 << 10), 256 << 10)
+        };
+        let plan = planned(&index, &request);
+        assert_eq!(plan.tied_head, tied, "{name}");
+        assert!(plan.unused.is_empty(), "{name}: {:?}", plan.unused);
+        assert!(
+            plan.storage_bytes_per_step() > 0,
+            "{name}\n{}",
+            plan.report()
+        );
+        assert!(plan.link_bytes_per_step() > 0, "{name}");
+        let placed: u64 = [Tier::Device, Tier::Host, Tier::Storage]
+            .iter()
+            .map(|&tier| plan.weight_home_bytes(tier))
+            .sum();
+        assert_eq!(placed, all, "{name}");
+
+        request = super::shapes::request(None, GIB);
+        request.map_file = true;
+        assert!(planned(&index, &request).mapped, "{name}");
+    }
 }
 
 #[test]

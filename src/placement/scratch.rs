@@ -131,7 +131,7 @@ pub(super) fn items(
     add(
         Tier::Host,
         "embedding rows read from storage",
-        needs.gather.bytes(),
+        round_up(needs.gather.bytes(), super::ARENA_ALIGNMENT),
     );
     items
 }
