@@ -133,7 +133,7 @@ fn random_models_load_in_every_type_and_follow_their_seed() {
 
 #[test]
 fn the_files_in_tests_data_are_read() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny");
     for (file, tied, scaling, factors) in [
         ("llama.gguf", false, RopeScaling::None, false),
         ("llama-tied.gguf", true, RopeScaling::None, false),

@@ -15,7 +15,9 @@ use strata::{inspect, synth};
 /// `strata plan`: where every group would rest, and how fast that would be.
 pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result<()> {
     let path = &arguments.target;
-    let is_card = path.extension().is_some_and(|extension| extension == "toml");
+    let is_card = path
+        .extension()
+        .is_some_and(|extension| extension == "toml");
     let gguf = match is_card {
         true => ShapeCard::open(path)?.index(),
         false => Gguf::open(path).with_context(|| path.display().to_string())?,

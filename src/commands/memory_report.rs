@@ -130,7 +130,12 @@ impl Process {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let bytes = |key: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-            let kib: u64 = line.trim_start_matches(':').split_whitespace().next()?.parse().ok()?;
+            let kib: u64 = line
+                .trim_start_matches(':')
+                .split_whitespace()
+                .next()?
+                .parse()
+                .ok()?;
             Some(kib * 1024)
         };
         Process {

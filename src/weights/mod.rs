@@ -18,7 +18,7 @@ pub use pipeline::Lookahead;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFile, Region, Rung};
 use crate::metrics::Metrics;
-use crate::placement::{Executor, GroupId, GroupKind, Plan, Tier};
+use crate::placement::{Executor, GroupId, GroupKind, Plan, Residence, Tier};
 use shared::Shared;
 use std::cell::RefCell;
 use std::ops::Range;
@@ -123,8 +123,10 @@ impl Weights {
         let home = &self.shared.homes()[group.0 as usize];
         let (lease, waited) = match home {
             Home::Mapped => (Lease::mapped(self, group), None),
-            Home::Resident(region) => (Lease::resident(self, group, Arc::clone(region)), None),
-            Home::Streamed => {
+            Home::Resident(region) if !streams(residence) => {
+                (Lease::resident(self, group, Arc::clone(region)), None)
+            }
+            Home::Resident(_) | Home::Streamed => {
                 let taken = self.shared.take(group);
                 let taken = taken.map_err(|source| self.read_error(group, source))?;
                 let lease = Lease::streamed(self, group, taken.position, taken.region);
@@ -280,6 +282,14 @@ impl Weights {
     fn step_finished(&self) {
         self.counters.steps.fetch_add(1, Ordering::Relaxed);
         self.shared.publish(&self.metrics);
+    }
+}
+
+/// Whether a group moves on every step: its home is not where its executor reads.
+fn streams(residence: Residence) -> bool {
+    match (residence.home, residence.executor) {
+        (Tier::Storage, _) | (Tier::Host, Executor::Device) => true,
+        (Tier::Host, Executor::Host) | (Tier::Device, _) => false,
     }
 }
 

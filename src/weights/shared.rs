@@ -4,14 +4,14 @@
 //! Lock order: one mutex, `state`. Starting a read or a copy is a push onto a queue whose bound exceeds everything
 //! that can be outstanding, so nobody blocks while holding it.
 
-use super::Home;
 use super::pipeline::{Action, Entry, Pipeline, Poll, Streamed};
+use super::{Home, streams};
 use crate::memory::{
     Event, ReadError, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
     Rung, TransferTotals,
 };
 use crate::metrics::Metrics;
-use crate::placement::{Executor, Group, GroupId, Plan};
+use crate::placement::{Executor, Group, GroupId, GroupKind, Plan};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -460,17 +460,12 @@ pub(super) fn pieces(group: &Group) -> Vec<RegionPiece> {
 
 /// The streamed groups of a plan, in plan order.
 pub(super) fn streamed(plan: &Plan) -> Vec<Streamed> {
-    use crate::placement::{GroupKind, Tier};
-    let moves = |home, executor| match (home, executor) {
-        (Tier::Storage, _) | (Tier::Host, Executor::Device) => true,
-        (Tier::Host, Executor::Host) | (Tier::Device, _) => false,
-    };
     plan.groups
         .iter()
         .zip(&plan.residences)
         .enumerate()
         .filter(|(_, (group, _))| !matches!(group.kind, GroupKind::Small | GroupKind::Embedding))
-        .filter(|(_, (_, residence))| moves(residence.home, residence.executor))
+        .filter(|(_, (_, residence))| streams(**residence))
         .map(|(index, (_, residence))| Streamed {
             group: GroupId(index as u32),
             home: residence.home,
