@@ -185,7 +185,10 @@ fn environment() -> Environment<'static> {
         },
     );
     environment.add_function("strftime_now", strftime_now);
-    // Python's strings and dictionaries are sequences to Jinja.
+    // Nothing can be done with Python's None, and its strings and dictionaries are sequences.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
     environment.add_test("sequence", |value: &Value| {
         matches!(
             value.kind(),
@@ -303,8 +306,8 @@ mod tests {
                 "TrueTrueFalseTrue",
             ),
             (
-                "{{ nothing is none }}{{ missing is defined }}{{ list is iterable }}{{ true is boolean }}",
-                "TrueFalseTrueTrue",
+                "{{ nothing is none }}{{ missing is defined }}{{ list is iterable }}{{ nothing is iterable }}",
+                "TrueFalseTrueFalse",
             ),
             (
                 "{% for i in list %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}",
