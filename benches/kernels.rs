@@ -25,8 +25,8 @@ fn main() {
     };
     let mut bytes = vec![0u8; weight_bytes];
     for (index, byte) in bytes.iter_mut().enumerate() {
-        // Small positive halves wherever a block has its scale.
-        *byte = (index % 13) as u8;
+        // Ordinary numbers wherever a block has its scale, and as floats.
+        *byte = 0x30 + (index % 13) as u8;
     }
     for set in InstructionSet::ALL {
         if !set.is_available() {

@@ -246,7 +246,11 @@ fn scores<L: Lanes, const H: usize>(queries: &[[f32; H]], keys: &[u16]) -> [[L; 
     if let ([column], [query]) = (last_column, last_query) {
         add_products(&mut even, column, query);
     }
-    std::array::from_fn(|h| std::array::from_fn(|half| even[h][half].add(odd[h][half])))
+    for h in 0..H {
+        even[h][0] = even[h][0].add(odd[h][0]);
+        even[h][1] = even[h][1].add(odd[h][1]);
+    }
+    even
 }
 
 #[inline(always)]
@@ -278,9 +282,13 @@ fn add_values<L: Lanes, const H: usize>(
     let (pairs, single) = sums[..whole].as_chunks_mut::<2>();
     // Two vectors at once: enough independent chains to keep the multipliers busy.
     for (index, pair) in pairs.iter_mut().enumerate() {
-        let mut lanes: [[L; H]; 2] = std::array::from_fn(|i| {
-            std::array::from_fn(|h| L::load(&pair[i][h]).mul(L::splat(decay[h])))
-        });
+        // No closures around lanes: they would not be compiled for the instruction set.
+        let mut lanes = [[L::splat(0.0); H]; 2];
+        for i in 0..2 {
+            for h in 0..H {
+                lanes[i][h] = L::load(&pair[i][h]).mul(L::splat(decay[h]));
+            }
+        }
         for j in 0..count {
             let start = j * value_length + 32 * index;
             let row = values[start..start + 32].as_chunks::<16>().0;
@@ -301,8 +309,10 @@ fn add_values<L: Lanes, const H: usize>(
     let rest = value_length - 16 * whole;
     let tail = sums[whole - whole % 2..].iter_mut();
     for (sums, (start, len)) in tail.zip([(odd, 16), (16 * whole, rest)].into_iter().skip(1 - whole % 2)) {
-        let mut lanes: [L; H] =
-            std::array::from_fn(|h| L::load(&sums[h]).mul(L::splat(decay[h])));
+        let mut lanes = [L::splat(0.0); H];
+        for h in 0..H {
+            lanes[h] = L::load(&sums[h]).mul(L::splat(decay[h]));
+        }
         for j in 0..count {
             let mut row = [0u16; 16];
             let from = j * value_length + start;

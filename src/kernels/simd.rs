@@ -258,12 +258,12 @@ mod x86 {
             let at = from.as_ptr().cast::<__m128i>();
             // SAFETY: the processor has the instruction; the array holds 32 bytes, loaded unaligned.
             unsafe {
-                let widen = |at| {
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
-                        _mm_loadu_si128(at),
-                    )))
-                };
-                Avx2Lanes(widen(at), widen(at.add(1)))
+                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(at));
+                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.add(1)));
+                Avx2Lanes(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                )
             }
         }
         #[inline(always)]
