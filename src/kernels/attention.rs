@@ -327,3 +327,6 @@ fn add_values<L: Lanes, const H: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
