@@ -10,6 +10,10 @@
 //! maximum, e^(score - maximum so far), the sum of these over positions i and i + 16, then as lanes are summed; sums so
 //! far are scaled when the maximum grows; then the page's values are added one position after another. Nothing depends
 //! on other tokens, so neither company nor chunking changes a result.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "an index keeps several arrays in step"
+)]
 
 use std::sync::Mutex;
 
@@ -66,8 +70,16 @@ pub struct AttentionToken<'a> {
 pub fn store_kv(shape: &AttentionShape, page: &mut [u16], slot: usize, key: &[f32], value: &[f32]) {
     assert!(slot < PAGE_TOKENS, "slot {slot}");
     assert_eq!(page.len(), shape.page_elements(), "elements of a page");
-    assert_eq!(key.len(), shape.kv_heads * shape.key_length, "elements of a key");
-    assert_eq!(value.len(), shape.kv_heads * shape.value_length, "elements of a value");
+    assert_eq!(
+        key.len(),
+        shape.kv_heads * shape.key_length,
+        "elements of a key"
+    );
+    assert_eq!(
+        value.len(),
+        shape.kv_heads * shape.value_length,
+        "elements of a value"
+    );
     let (keys, values) = page.split_at_mut(shape.kv_heads * shape.key_length * PAGE_TOKENS);
     for (column, element) in keys.as_chunks_mut::<PAGE_TOKENS>().0.iter_mut().zip(key) {
         column[slot] = f32_to_f16(*element);
@@ -96,8 +108,16 @@ pub fn attention(
 ) {
     let width = tokens.len();
     assert!(shape.heads.is_multiple_of(shape.kv_heads), "{shape:?}");
-    assert_eq!(queries.len(), width * shape.heads * shape.key_length, "{width} queries");
-    assert_eq!(out.len(), width * shape.heads * shape.value_length, "{width} outputs");
+    assert_eq!(
+        queries.len(),
+        width * shape.heads * shape.key_length,
+        "{width} queries"
+    );
+    assert_eq!(
+        out.len(),
+        width * shape.heads * shape.value_length,
+        "{width} outputs"
+    );
     for token in tokens {
         let needed = token.position as usize / PAGE_TOKENS + 1;
         assert!(
@@ -198,7 +218,11 @@ fn attend_heads<L: Lanes, const H: usize>(task: &Task<'_>, queries: &[f32], out:
                 high = high.first(count.saturating_sub(16), f32::NEG_INFINITY);
             }
             let page_largest = low.max(high).largest();
-            let now = if page_largest > largest[h] { page_largest } else { largest[h] };
+            let now = if page_largest > largest[h] {
+                page_largest
+            } else {
+                largest[h]
+            };
             decay[h] = exp_of::<L>(largest[h] - now);
             largest[h] = now;
             let low = simd::exp(low.sub(L::splat(now)));
@@ -308,7 +332,11 @@ fn add_values<L: Lanes, const H: usize>(
     let odd = 16 * (whole - single.len());
     let rest = value_length - 16 * whole;
     let tail = sums[whole - whole % 2..].iter_mut();
-    for (sums, (start, len)) in tail.zip([(odd, 16), (16 * whole, rest)].into_iter().skip(1 - whole % 2)) {
+    for (sums, (start, len)) in tail.zip(
+        [(odd, 16), (16 * whole, rest)]
+            .into_iter()
+            .skip(1 - whole % 2),
+    ) {
         let mut lanes = [L::splat(0.0); H];
         for h in 0..H {
             lanes[h] = L::load(&sums[h]).mul(L::splat(decay[h]));

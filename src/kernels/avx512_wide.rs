@@ -5,6 +5,10 @@
 //! broadcast quants of up to six tokens: `vpdpbusd` does 64 multiplications and no sum across lanes is ever needed. The
 //! partial sums of a panel of tokens wait in memory between blocks.
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "an index keeps several arrays in step"
+)]
 
 use std::arch::x86_64::*;
 
@@ -66,7 +70,9 @@ pub(super) fn rows32<const F: u8>(
                     let p = |b: usize| load(&partial[b][half]);
                     let even = _mm512_add_ps(_mm512_add_ps(p(0), p(4)), _mm512_add_ps(p(2), p(6)));
                     let odd = _mm512_add_ps(_mm512_add_ps(p(1), p(5)), _mm512_add_ps(p(3), p(7)));
-                    let at = out.token(first_token + t).wrapping_add(tile * TILE_ROWS + 16 * half);
+                    let at = out
+                        .token(first_token + t)
+                        .wrapping_add(tile * TILE_ROWS + 16 * half);
                     // SAFETY: 16 rows of the tile at hand, for a token that is there.
                     unsafe { _mm512_storeu_ps(at, _mm512_add_ps(even, odd)) };
                 }
@@ -114,7 +120,9 @@ pub(super) fn rows256<const F: u8>(
                 for half in 0..2 {
                     let p = |b: usize| load(&partial[b][half]);
                     let sum = _mm512_add_ps(_mm512_add_ps(p(0), p(1)), _mm512_add_ps(p(2), p(3)));
-                    let at = out.token(first_token + t).wrapping_add(tile * TILE_ROWS + 16 * half);
+                    let at = out
+                        .token(first_token + t)
+                        .wrapping_add(tile * TILE_ROWS + 16 * half);
                     // SAFETY: 16 rows of the tile at hand, for a token that is there.
                     unsafe { _mm512_storeu_ps(at, sum) };
                 }
@@ -312,7 +320,11 @@ fn tile256<const F: u8, const C: usize>(
     let format = Format256::from_index(F);
     let tokens = rows_of::<C>(token, x.blocks256());
     // Formats with sub-blocks of 32 have each scale twice.
-    let sub_block = if matches!(format, Format256::Q4K | Format256::Q5K) { 32 } else { 16 };
+    let sub_block = if matches!(format, Format256::Q4K | Format256::Q5K) {
+        32
+    } else {
+        16
+    };
     let mut quants = [tokens[0].quants.as_chunks::<4>().0; C];
     let mut x_sums = [tokens[0].sums16.as_chunks::<2>().0; C];
     for c in 0..C {

@@ -13,12 +13,7 @@ use super::matmul::{MatrixView, Output};
 use super::simd::{self, Lanes};
 
 /// Rows of float weights times all tokens.
-pub(super) fn rows(
-    set: InstructionSet,
-    weight: &MatrixView<'_>,
-    x: &Activations<'_>,
-    out: Output,
-) {
+pub(super) fn rows(set: InstructionSet, weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
     match weight.kind {
         TensorType::F32 => rows_f32(set, weight, x, out),
         TensorType::F16 => rows_f16(set, weight, x, out),
@@ -97,7 +92,10 @@ fn rows_of<L: Lanes, E: Elements<BYTES>, const BYTES: usize>(
         // A row stays in the first-level cache while groups of four tokens are multiplied by it.
         while t + 4 <= x.width() {
             let tokens = &x.values()[t * columns..(t + 4) * columns];
-            for (i, value) in dots::<L, E, BYTES, 4>(row, tokens, columns).into_iter().enumerate() {
+            for (i, value) in dots::<L, E, BYTES, 4>(row, tokens, columns)
+                .into_iter()
+                .enumerate()
+            {
                 // SAFETY: r and t + i are in range.
                 unsafe { out.set(t + i, r, value) };
             }
@@ -148,7 +146,8 @@ fn dots<L: Lanes, E: Elements<BYTES>, const BYTES: usize, const N: usize>(
             let remainder = L::load(&remainder);
             let zero = L::splat(0.0);
             if let [first] = single {
-                even[i] = E::load::<L>(first).mul_add(L::load(&values[i].0[2 * pairs.len()]), even[i]);
+                even[i] =
+                    E::load::<L>(first).mul_add(L::load(&values[i].0[2 * pairs.len()]), even[i]);
                 odd[i] = padded.mul_add(remainder, odd[i]);
             } else {
                 even[i] = padded.mul_add(remainder, even[i]);

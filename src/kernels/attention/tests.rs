@@ -17,7 +17,9 @@ fn sequence(rng: &mut ChaCha8Rng, shape: &AttentionShape, length: usize) -> Sequ
     let mut pages = vec![vec![0x7fff; shape.page_elements()]; length.div_ceil(PAGE_TOKENS)];
     let mut vector = |elements: usize| -> Vec<f32> {
         let rounded = |value| f16_to_f32(f32_to_f16(value));
-        (0..elements).map(|_| rounded(rng.random_range(-2.0f32..2.0))).collect()
+        (0..elements)
+            .map(|_| rounded(rng.random_range(-2.0f32..2.0)))
+            .collect()
     };
     let mut keys = Vec::new();
     let mut values = Vec::new();
@@ -37,13 +39,24 @@ fn sequence(rng: &mut ChaCha8Rng, shape: &AttentionShape, length: usize) -> Sequ
 }
 
 /// Softmax attention of one head in f64, all positions at once.
-fn expected(shape: &AttentionShape, scale: f32, query: &[f32], sequence: &Sequence, position: usize, head: usize) -> Vec<f64> {
+fn expected(
+    shape: &AttentionShape,
+    scale: f32,
+    query: &[f32],
+    sequence: &Sequence,
+    position: usize,
+    head: usize,
+) -> Vec<f64> {
     let kv_head = head / (shape.heads / shape.kv_heads);
     let scores: Vec<f64> = sequence.keys[..=position]
         .iter()
         .map(|key| {
             let key = &key[kv_head * shape.key_length..(kv_head + 1) * shape.key_length];
-            let dot: f64 = query.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+            let dot: f64 = query
+                .iter()
+                .zip(key)
+                .map(|(q, k)| f64::from(*q) * f64::from(*k))
+                .sum();
             dot * f64::from(scale)
         })
         .collect();
@@ -52,8 +65,16 @@ fn expected(shape: &AttentionShape, scale: f32, query: &[f32], sequence: &Sequen
     let total: f64 = weights.iter().sum();
     (0..shape.value_length)
         .map(|i| {
-            let values = sequence.values.iter().map(|value| f64::from(value[kv_head * shape.value_length + i]));
-            weights.iter().zip(values).map(|(weight, value)| weight * value).sum::<f64>() / total
+            let values = sequence
+                .values
+                .iter()
+                .map(|value| f64::from(value[kv_head * shape.value_length + i]));
+            weights
+                .iter()
+                .zip(values)
+                .map(|(weight, value)| weight * value)
+                .sum::<f64>()
+                / total
         })
         .collect()
 }
@@ -87,7 +108,9 @@ fn check(shape: AttentionShape) {
         .collect();
     let query_size = shape.heads * shape.key_length;
     let out_size = shape.heads * shape.value_length;
-    let queries: Vec<f32> = (0..tokens.len() * query_size).map(|_| rng.random_range(-2.0f32..2.0)).collect();
+    let queries: Vec<f32> = (0..tokens.len() * query_size)
+        .map(|_| rng.random_range(-2.0f32..2.0))
+        .collect();
     let mut reference = vec![f32::NAN; tokens.len() * out_size];
     let portable = ComputePool::with_instruction_set(1, InstructionSet::Portable);
     attention(&portable, &shape, scale, &queries, &tokens, &mut reference);
@@ -98,21 +121,33 @@ fn check(shape: AttentionShape) {
             let ours = &reference[t * out_size + head * shape.value_length..][..shape.value_length];
             let expected = expected(&shape, scale, query, &sequences[*index], *position, head);
             for (ours, expected) in ours.iter().zip(expected) {
-                assert!((f64::from(*ours) - expected).abs() < 1e-5, "{shape:?}: {ours} for {expected}");
+                assert!(
+                    (f64::from(*ours) - expected).abs() < 1e-5,
+                    "{shape:?}: {ours} for {expected}"
+                );
             }
         }
     }
-    for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+    for set in InstructionSet::ALL
+        .into_iter()
+        .filter(|set| set.is_available())
+    {
         for threads in [1, 3] {
             let pool = ComputePool::with_instruction_set(threads, set);
             let mut ours = vec![f32::NAN; reference.len()];
             attention(&pool, &shape, scale, &queries, &tokens, &mut ours);
-            assert!(ours == reference, "{shape:?}, {set}, {threads} threads, together");
+            assert!(
+                ours == reference,
+                "{shape:?}, {set}, {threads} threads, together"
+            );
             for t in 0..tokens.len() {
                 let mut alone = vec![f32::NAN; out_size];
                 let query = &queries[t * query_size..(t + 1) * query_size];
                 attention(&pool, &shape, scale, query, &tokens[t..t + 1], &mut alone);
-                assert!(alone == reference[t * out_size..(t + 1) * out_size], "{shape:?}, {set}, token {t} alone");
+                assert!(
+                    alone == reference[t * out_size..(t + 1) * out_size],
+                    "{shape:?}, {set}, token {t} alone"
+                );
             }
         }
     }
@@ -151,7 +186,13 @@ fn scores_far_apart_do_not_overflow() {
         // Position 40 scores 16 * 100 * 100, all others as much below zero.
         let key = if position == 40 { 100.0 } else { -100.0 };
         let page = &mut pages[position / PAGE_TOKENS];
-        store_kv(&shape, page, position % PAGE_TOKENS, &[key; 16], &[position as f32; 16]);
+        store_kv(
+            &shape,
+            page,
+            position % PAGE_TOKENS,
+            &[key; 16],
+            &[position as f32; 16],
+        );
     }
     let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
     let token = AttentionToken {
@@ -159,6 +200,13 @@ fn scores_far_apart_do_not_overflow() {
         position: 63,
     };
     let mut out = [0.0; 16];
-    attention(&ComputePool::new(1), &shape, 1.0, &[100.0; 16], &[token], &mut out);
+    attention(
+        &ComputePool::new(1),
+        &shape,
+        1.0,
+        &[100.0; 16],
+        &[token],
+        &mut out,
+    );
     assert_eq!(out, [40.0; 16]);
 }

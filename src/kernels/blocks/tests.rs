@@ -59,7 +59,11 @@ fn random_blocks_decode_as_in_candle() {
                 compared += 1;
             }
         }
-        assert!(compared > elements / 2, "{}: {compared} compared", kind.name());
+        assert!(
+            compared > elements / 2,
+            "{}: {compared} compared",
+            kind.name()
+        );
     }
 }
 
@@ -120,5 +124,8 @@ fn a_block_of_q4_k_decodes_as_computed_by_hand() {
     let out = dequantised(TensorType::Q4K, &block);
     assert_eq!(out[0], 33.0 * 3.0 - 2.0 * 5.0);
     assert_eq!(out[32], 0.0);
-    assert_eq!(out[128], f32::from(0x31_u8) * 3.0 - 2.0 * f32::from(0x12_u8));
+    assert_eq!(
+        out[128],
+        f32::from(0x31_u8) * 3.0 - 2.0 * f32::from(0x12_u8)
+    );
 }
