@@ -10,6 +10,10 @@
 //! maximum, e^(score - maximum so far), the sum of these over positions i and i + 16, then as lanes are summed; sums so
 //! far are scaled when the maximum grows; then the page's values are added one position after another. Nothing depends
 //! on other tokens, so neither company nor chunking changes a result.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "an index keeps several arrays in step"
+)]
 
 use std::sync::Mutex;
 
@@ -66,8 +70,16 @@ pub struct AttentionToken<'a> {
 pub fn store_kv(shape: &AttentionShape, page: &mut [u16], slot: usize, key: &[f32], value: &[f32]) {
     assert!(slot < PAGE_TOKENS, "slot {slot}");
     assert_eq!(page.len(), shape.page_elements(), "elements of a page");
-    assert_eq!(key.len(), shape.kv_heads * shape.key_length, "elements of a key");
-    assert_eq!(value.len(), shape.kv_heads * shape.value_length, "elements of a value");
+    assert_eq!(
+        key.len(),
+        shape.kv_heads * shape.key_length,
+        "elements of a key"
+    );
+    assert_eq!(
+        value.len(),
+        shape.kv_heads * shape.value_length,
+        "elements of a value"
+    );
     let (keys, values) = page.split_at_mut(shape.kv_heads * shape.key_length * PAGE_TOKENS);
     for (column, element) in keys.as_chunks_mut::<PAGE_TOKENS>().0.iter_mut().zip(key) {
         column[slot] = f32_to_f16(*element);
@@ -96,8 +108,16 @@ pub fn attention(
 ) {
     let width = tokens.len();
     assert!(shape.heads.is_multiple_of(shape.kv_heads), "{shape:?}");
-    assert_eq!(queries.len(), width * shape.heads * shape.key_length, "{width} queries");
-    assert_eq!(out.len(), width * shape.heads * shape.value_length, "{width} outputs");
+    assert_eq!(
+        queries.len(),
+        width * shape.heads * shape.key_length,
+        "{width} queries"
+    );
+    assert_eq!(
+        out.len(),
+        width * shape.heads * shape.value_length,
+        "{width} outputs"
+    );
     for token in tokens {
         let needed = token.position as usize / PAGE_TOKENS + 1;
         assert!(
@@ -198,7 +218,11 @@ fn attend_heads<L: Lanes, const H: usize>(task: &Task<'_>, queries: &[f32], out:
                 high = high.first(count.saturating_sub(16), f32::NEG_INFINITY);
             }
             let page_largest = low.max(high).largest();
-            let now = if page_largest > largest[h] { page_largest } else { largest[h] };
+            let now = if page_largest > largest[h] {
+                page_largest
+            } else {
+                largest[h]
+            };
             decay[h] = exp_of::<L>(largest[h] - now);
             largest[h] = now;
             let low = simd::exp(low.sub(L::splat(now)));
@@ -246,7 +270,11 @@ fn scores<L: Lanes, const H: usize>(queries: &[[f32; H]], keys: &[u16]) -> [[L; 
     if let ([column], [query]) = (last_column, last_query) {
         add_products(&mut even, column, query);
     }
-    std::array::from_fn(|h| std::array::from_fn(|half| even[h][half].add(odd[h][half])))
+    for h in 0..H {
+        even[h][0] = even[h][0].add(odd[h][0]);
+        even[h][1] = even[h][1].add(odd[h][1]);
+    }
+    even
 }
 
 #[inline(always)]
@@ -278,9 +306,13 @@ fn add_values<L: Lanes, const H: usize>(
     let (pairs, single) = sums[..whole].as_chunks_mut::<2>();
     // Two vectors at once: enough independent chains to keep the multipliers busy.
     for (index, pair) in pairs.iter_mut().enumerate() {
-        let mut lanes: [[L; H]; 2] = std::array::from_fn(|i| {
-            std::array::from_fn(|h| L::load(&pair[i][h]).mul(L::splat(decay[h])))
-        });
+        // No closures around lanes: they would not be compiled for the instruction set.
+        let mut lanes = [[L::splat(0.0); H]; 2];
+        for i in 0..2 {
+            for h in 0..H {
+                lanes[i][h] = L::load(&pair[i][h]).mul(L::splat(decay[h]));
+            }
+        }
         for j in 0..count {
             let start = j * value_length + 32 * index;
             let row = values[start..start + 32].as_chunks::<16>().0;
@@ -300,9 +332,15 @@ fn add_values<L: Lanes, const H: usize>(
     let odd = 16 * (whole - single.len());
     let rest = value_length - 16 * whole;
     let tail = sums[whole - whole % 2..].iter_mut();
-    for (sums, (start, len)) in tail.zip([(odd, 16), (16 * whole, rest)].into_iter().skip(1 - whole % 2)) {
-        let mut lanes: [L; H] =
-            std::array::from_fn(|h| L::load(&sums[h]).mul(L::splat(decay[h])));
+    for (sums, (start, len)) in tail.zip(
+        [(odd, 16), (16 * whole, rest)]
+            .into_iter()
+            .skip(1 - whole % 2),
+    ) {
+        let mut lanes = [L::splat(0.0); H];
+        for h in 0..H {
+            lanes[h] = L::load(&sums[h]).mul(L::splat(decay[h]));
+        }
         for j in 0..count {
             let mut row = [0u16; 16];
             let from = j * value_length + start;
@@ -317,3 +355,6 @@ fn add_values<L: Lanes, const H: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
