@@ -27,7 +27,7 @@ fn sequence(rng: &mut ChaCha8Rng, shape: &AttentionShape, length: usize) -> Sequ
         let key = vector(shape.kv_heads * shape.key_length);
         let value = vector(shape.kv_heads * shape.value_length);
         let page = &mut pages[position / PAGE_TOKENS];
-        store_kv(shape, page, position % PAGE_TOKENS, &key, &value);
+        store_kv(shape, PageViewMut::F16(page), position % PAGE_TOKENS, &key, &value);
         keys.push(key);
         values.push(value);
     }
@@ -86,9 +86,9 @@ fn check(shape: AttentionShape) {
         .into_iter()
         .map(|length| sequence(&mut rng, &shape, length))
         .collect();
-    let pages: Vec<Vec<&[u16]>> = sequences
+    let pages: Vec<Vec<PageView<'_>>> = sequences
         .iter()
-        .map(|sequence| sequence.pages.iter().map(Vec::as_slice).collect())
+        .map(|sequence| sequence.pages.iter().map(|page| PageView::F16(page)).collect())
         .collect();
     // The last position of each sequence, and one inside it.
     let places: Vec<(usize, usize)> = sequences
@@ -194,7 +194,7 @@ fn scores_far_apart_do_not_overflow() {
             &[position as f32; 16],
         );
     }
-    let pages: Vec<&[u16]> = pages.iter().map(Vec::as_slice).collect();
+    let pages: Vec<PageView<'_>> = pages.iter().map(|page| PageView::F16(page)).collect();
     let token = AttentionToken {
         pages: &pages,
         position: 63,
