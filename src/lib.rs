@@ -3,7 +3,9 @@
 //! `tests/architecture.rs` holds against the `use` lines.
 
 pub mod gguf;
+pub mod inspect;
 pub mod metrics;
+pub mod synth;
 
 pub mod placement;
 

@@ -38,9 +38,13 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             start_log(&config, level);
             commands::generate(&config, &arguments)
         }
-        Command::Plan(_) | Command::Inspect(_) | Command::Synth(_) => {
-            anyhow::bail!("this build does not have the command")
+        Command::Plan(arguments) => {
+            let config = arguments.settings.config(None)?;
+            start_log(&config, config.log);
+            commands::plan(&config, &arguments)
         }
+        Command::Inspect(arguments) => commands::inspect(&arguments),
+        Command::Synth(arguments) => commands::synth(&arguments),
     }
 }
 

@@ -1,17 +1,21 @@
 //! From a configuration to an engine that loads its model, and what else serving needs.
 
 use super::Usage;
-use anyhow::Context;
+use super::memory_report::MemoryView;
+use anyhow::{Context, bail};
 use std::collections::HashSet;
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
-use strata::config::Config;
+use strata::config::{Config, DeviceSetting, ExecutorSetting, ReaderSetting, budgets};
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
+use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
-use strata::model::Model;
+use strata::model::{LoadedModel, Model, PlannedModel};
+use strata::placement::{DeviceKind, ExecutorChoice, Plan, PlanRequest, Rates};
 use strata::tokenizer::{ChatTemplate, Tokenizer};
+use strata::weights::{Lookahead, WeightsSettings};
 
 /// A model that is loading.
 pub(crate) struct Loading {
@@ -27,28 +31,54 @@ pub(crate) struct Loading {
     pub(crate) model_context: usize,
 }
 
-/// Reads everything but weights, and starts the engine, which reads those on its thread.
+/// Reads everything but weights, makes the plan, and starts the engine, which allocates and loads on its thread.
 pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let path = model_path(config)?;
-    let metrics = Metrics::new();
-    let gguf = Gguf::open(path).with_context(|| format!("open {}", path.display()))?;
     let of_file = || path.display().to_string();
+    let gguf = Gguf::open(path).with_context(of_file)?;
     let hyperparameters = Hyperparameters::from_gguf(&gguf).with_context(of_file)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf.metadata).with_context(of_file)?);
     let template = ChatTemplate::from_gguf(&gguf.metadata, &tokenizer).with_context(of_file)?;
-    let context = config.context_for(hyperparameters.context_length);
-    let parallel = config.parallel as usize;
+    let request = plan_request(config, &hyperparameters)?;
+    let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+    if tokenizer.vocabulary_size() > planned.hyperparameters.vocabulary_size as usize {
+        bail!(
+            "{}: the vocabulary has {} tokens and `token_embd.weight` {} rows; the file is damaged",
+            path.display(),
+            tokenizer.vocabulary_size(),
+            planned.hyperparameters.vocabulary_size
+        );
+    }
+    let plan = Arc::clone(&planned.plan);
+    for name in &plan.unused {
+        tracing::warn!("tensor `{name}` is not used by this architecture");
+    }
+    tracing::info!("the plan:\n{}", plan.report());
+
+    let metrics = Metrics::new();
     let end_of_generation: HashSet<u32> = tokenizer.end_of_generation().iter().copied().collect();
     let settings = EngineSettings {
-        context,
-        parallel,
-        step_width: config.step_width.unwrap_or(64) as usize,
+        context: plan.context,
+        parallel: plan.parallel as usize,
+        step_width: plan.step_width as usize,
         queue_max: config.queue,
-        page_tokens: 32,
-        kv_pages: context.div_ceil(32) * config.parallel,
-        kv_tier: "host",
+        page_tokens: plan.kv.page_tokens,
+        kv_pages: plan.kv.pages,
+        kv_tier: plan.kv.tier.name(),
         stalled_client_timeout: config.stall_timeout,
         end_of_generation: Arc::new(end_of_generation),
+    };
+    let model_context = planned.hyperparameters.context_length as usize;
+    let view = Arc::new(MemoryView {
+        plan: Arc::clone(&plan),
+        tokenizer_bytes: tokenizer.approximate_bytes(),
+        loaded: OnceLock::new(),
+    });
+    let make_model = {
+        let (view, metrics) = (Arc::clone(&view), metrics.clone());
+        let weights = weights_settings(config);
+        let threads = config.compute_threads();
+        move |progress: &Progress| make_model(planned, weights, threads, &metrics, &view, progress)
     };
     let engine = Engine::start(make_model, settings, &metrics).context("start the engine")?;
     Ok(Loading {
@@ -56,20 +86,102 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         tokenizer,
         template,
         metrics,
-        memory: Arc::new(|| serde_json::json!({})),
+        memory: Arc::new(move || view.report()),
         model_name: config.served_name(path),
-        context: context as usize,
-        model_context: hyperparameters.context_length as usize,
+        context: plan.context as usize,
+        model_context,
     })
 }
 
 /// Runs on the engine thread.
-fn make_model(_progress: &Progress) -> anyhow::Result<Box<dyn Model>> {
-    anyhow::bail!("this build has no model family")
+fn make_model(
+    planned: PlannedModel,
+    weights: WeightsSettings,
+    threads: usize,
+    metrics: &Metrics,
+    view: &MemoryView,
+    progress: &Progress,
+) -> anyhow::Result<Box<dyn Model>> {
+    let on_progress = |ratio: f64| {
+        metrics.load_progress_ratio.set(ratio);
+        progress.set(ratio);
+        !progress.is_cancelled()
+    };
+    let LoadedModel {
+        model,
+        reader,
+        traffic,
+    } = planned.load(weights, threads, metrics, &on_progress)?;
+    let (rung, reason) = match &reader {
+        Some((rung, reason)) => (rung.name(), reason.as_str()),
+        None => ("mapped", "the whole file fits the host budget"),
+    };
+    tracing::info!(reader = rung, reason, "the weights are in place");
+    metrics
+        .build_info
+        .with_label_values(&[env!("CARGO_PKG_VERSION"), planned.plan.device.name(), rung])
+        .set(1);
+    view.set_loaded(rung, reason, traffic);
+    Ok(model)
+}
+
+/// What the plan is asked for.
+pub(super) fn plan_request(
+    config: &Config,
+    hyperparameters: &Hyperparameters,
+) -> anyhow::Result<PlanRequest> {
+    let budgets = budgets(config)?;
+    Ok(PlanRequest {
+        device: match config.device {
+            DeviceSetting::Auto | DeviceSetting::Cpu => DeviceKind::Cpu,
+            DeviceSetting::Emulated => DeviceKind::Emulated,
+        },
+        device_budget: budgets.device,
+        host_budget: budgets.host,
+        context: config.context_for(hyperparameters.context_length),
+        parallel: config.parallel,
+        step_width: config.step_width,
+        read_alignment: 4096,
+        slice_bytes: config.slice,
+        ring_entries: config.ring_entries,
+        executor: match config.executor {
+            ExecutorSetting::Auto => ExecutorChoice::Auto,
+            ExecutorSetting::Device => ExecutorChoice::Device,
+            ExecutorSetting::Host => ExecutorChoice::Host,
+        },
+        map_file: !config.copy,
+        rates: Rates {
+            link_bytes_per_second: config.link_rate,
+            ..Rates::default()
+        },
+    })
+}
+
+fn weights_settings(config: &Config) -> WeightsSettings {
+    WeightsSettings {
+        reader: match config.reader {
+            ReaderSetting::Auto => ReaderChoice::Auto,
+            ReaderSetting::IoUring => ReaderChoice::IoUring,
+            ReaderSetting::Pread => ReaderChoice::Pread,
+        },
+        link_rate: Some(config.link_rate),
+        lookahead: Lookahead::Ring,
+        poison_released: false,
+    }
 }
 
 fn model_path(config: &Config) -> anyhow::Result<&Path> {
-    config.model.as_deref().ok_or_else(|| {
+    let path: Option<&PathBuf> = config.model.as_ref();
+    path.map(PathBuf::as_path).ok_or_else(|| {
         Usage("no model is given; name a GGUF file: `strata serve MODEL.gguf`".to_owned()).into()
     })
+}
+
+/// The plan of a shape card or a file, without loading anything.
+pub(super) fn plan_of(config: &Config, path: &Path, gguf: Gguf) -> anyhow::Result<Arc<Plan>> {
+    let of_file = || path.display().to_string();
+    let hyperparameters = Hyperparameters::from_gguf(&gguf).with_context(of_file)?;
+    let request = plan_request(config, &hyperparameters)?;
+    let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+    Ok(planned.plan)
 }

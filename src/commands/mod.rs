@@ -1,9 +1,12 @@
-//! The commands that need a loaded model, each in its file. `load` puts the parts of the library together.
+//! The commands. `load` puts the parts of the library together for those that need a loaded model.
 
+mod files;
 mod generate;
 mod load;
+mod memory_report;
 mod serve;
 
+pub(crate) use files::{inspect, plan, synth};
 pub(crate) use generate::generate;
 pub(crate) use serve::serve;
 

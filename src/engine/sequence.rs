@@ -34,6 +34,14 @@ pub(super) struct Sequence {
     ending: bool,
 }
 
+/// What surrounds a sequence in a step.
+#[derive(Clone, Copy)]
+pub(super) struct Surroundings<'a> {
+    pub(super) now: Instant,
+    pub(super) settings: &'a EngineSettings,
+    pub(super) metrics: &'a Metrics,
+}
+
 /// How far the client is.
 pub(super) enum Delivery {
     /// It has everything.
@@ -49,7 +57,7 @@ pub(super) enum Delivery {
 /// Positions that a request may come to fill. The last token is never computed, only sent.
 fn positions_max(request: &Request, context: u32) -> u32 {
     let longest = request.prompt.len().saturating_add(request.max_tokens);
-    (longest.saturating_sub(1)).min(context as usize) as u32
+    longest.min(context as usize).saturating_sub(1) as u32
 }
 
 /// Pages that a request may come to need.
@@ -152,13 +160,12 @@ impl Sequence {
         &mut self,
         tokens: usize,
         turn: u64,
-        now: Instant,
+        around: Surroundings<'_>,
         pool: &mut PagePool,
-        metrics: &Metrics,
     ) {
         if self.last_turn.is_none() {
-            let waited = now.saturating_duration_since(self.arrived);
-            metrics.queue_seconds.observe(waited.as_secs_f64());
+            let waited = around.now.saturating_duration_since(self.arrived);
+            around.metrics.queue_seconds.observe(waited.as_secs_f64());
         }
         self.last_turn = Some(turn);
         let grown = self.table.grow((self.computed + tokens) as u32, pool);
@@ -185,20 +192,19 @@ impl Sequence {
         }
     }
 
-    /// A step has computed `tokens` tokens. `row` has the logits if the run wanted them.
+    /// A step has computed `tokens` tokens. `row` has the logits if the run wanted them. Returns the last event when
+    /// nothing more is to be computed.
     pub(super) fn advance(
         &mut self,
         tokens: usize,
         row: Option<&[f32]>,
-        now: Instant,
-        settings: &EngineSettings,
+        around: Surroundings<'_>,
         scratch: &mut Scratch,
-        metrics: &Metrics,
     ) -> Option<Event> {
         let was_prompt = self.prompt_left() > 0;
         self.computed += tokens;
         if was_prompt {
-            metrics.prompt_tokens_total.inc_by(tokens as u64);
+            around.metrics.prompt_tokens_total.inc_by(tokens as u64);
             // Progress may be lost, so it must not take the place of what may not.
             if self.request.events.capacity() > 1 {
                 let computed = self.computed;
@@ -206,7 +212,7 @@ impl Sequence {
             }
         }
         match self.choose(row?, scratch) {
-            Ok(token) => self.accept(token, now, settings, metrics),
+            Ok(token) => self.accept(token, around),
             Err(error) => {
                 tracing::error!(%error, position = self.computed, "choose a token");
                 Some(Event::Failed(
@@ -237,13 +243,12 @@ impl Sequence {
     }
 
     /// Queues the token for the client; returns the last event when there will be no other token.
-    fn accept(
-        &mut self,
-        token: GeneratedToken,
-        now: Instant,
-        settings: &EngineSettings,
-        metrics: &Metrics,
-    ) -> Option<Event> {
+    fn accept(&mut self, token: GeneratedToken, around: Surroundings<'_>) -> Option<Event> {
+        let Surroundings {
+            now,
+            settings,
+            metrics,
+        } = around;
         metrics.generated_tokens_total.inc();
         let (since, histogram) = match self.last_token {
             None => (self.arrived, &metrics.time_to_first_token_seconds),

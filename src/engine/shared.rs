@@ -219,6 +219,9 @@ impl Shared {
 
     /// So many requests run no longer.
     pub(super) fn leave(&self, count: usize) {
+        if count == 0 {
+            return;
+        }
         let mut state = self.lock();
         assert!(
             count <= state.running,

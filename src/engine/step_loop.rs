@@ -2,7 +2,7 @@
 //! thread and owns the model, the pages and all sequences; time comes in as an argument.
 
 use super::schedule::{Share, schedule};
-use super::sequence::{Delivery, Sequence, answer_at_once, pages_max};
+use super::sequence::{Delivery, Sequence, Surroundings, answer_at_once, pages_max};
 use super::shared::{SHUTTING_DOWN, Shared};
 use super::{EngineSettings, Event};
 use crate::kv_cache::PagePool;
@@ -21,6 +21,13 @@ pub(super) struct StepLoop {
     scratch: Scratch,
     /// Shares of steps given out. The first is number 1.
     turns: u64,
+}
+
+/// However the loop ends, no client is left without a last event, and no page with an owner.
+impl Drop for StepLoop {
+    fn drop(&mut self) {
+        self.give_up_all(SHUTTING_DOWN);
+    }
 }
 
 /// What a turn came to.
@@ -146,14 +153,18 @@ impl StepLoop {
     }
 
     fn step(&mut self, shares: &[Share], now: Instant, started: Instant) {
+        let around = Surroundings {
+            now,
+            settings: &self.settings,
+            metrics: self.shared.metrics(),
+        };
         for share in shares {
             self.turns += 1;
             self.sequences[share.index].begin_step(
                 share.tokens,
                 self.turns,
-                now,
+                around,
                 &mut self.pool,
-                self.shared.metrics(),
             );
         }
         self.publish_pages();
@@ -195,6 +206,11 @@ impl StepLoop {
             "{wanted} rows of {vocabulary} logits are wanted, and there are {:?}",
             rows.iter().map(Vec::len).collect::<Vec<usize>>()
         );
+        let around = Surroundings {
+            now,
+            settings: &self.settings,
+            metrics: self.shared.metrics(),
+        };
         let mut rows = rows.iter();
         for (share, wants) in std::iter::zip(shares, wants) {
             let row = if *wants { rows.next() } else { None };
@@ -202,10 +218,8 @@ impl StepLoop {
             let last = sequence.advance(
                 share.tokens,
                 row.map(Vec::as_slice),
-                now,
-                &self.settings,
+                around,
                 &mut self.scratch,
-                self.shared.metrics(),
             );
             if let Some(last) = last {
                 sequence.end(last, &mut self.pool);

@@ -11,9 +11,17 @@ struct Raw {
     pair_count: Option<u64>,
     /// Key, type code, bytes of the value.
     pairs: Vec<(Vec<u8>, u32, Vec<u8>)>,
-    /// Name, dimensions, number of dimensions if not theirs, type code, offset.
-    tensors: Vec<(Vec<u8>, Vec<u64>, Option<u32>, u32, u64)>,
+    tensors: Vec<RawTensor>,
     data_bytes: usize,
+}
+
+struct RawTensor {
+    name: Vec<u8>,
+    dimensions: Vec<u64>,
+    /// The number of dimensions that is written.
+    dimension_count: u32,
+    type_code: u32,
+    offset: u64,
 }
 
 fn raw() -> Raw {
@@ -33,14 +41,19 @@ impl Raw {
         self
     }
 
-    fn tensor(mut self, name: &str, dimensions: &[u64], code: u32, offset: u64) -> Raw {
-        self.tensors
-            .push((name.into(), dimensions.to_vec(), None, code, offset));
+    fn tensor(mut self, name: &str, dimensions: &[u64], type_code: u32, offset: u64) -> Raw {
+        self.tensors.push(RawTensor {
+            name: name.into(),
+            dimensions: dimensions.to_vec(),
+            dimension_count: dimensions.len() as u32,
+            type_code,
+            offset,
+        });
         self
     }
 
     fn dimension_count(mut self, count: u32) -> Raw {
-        self.tensors.last_mut().unwrap().2 = Some(count);
+        self.tensors.last_mut().unwrap().dimension_count = count;
         self
     }
 
@@ -68,15 +81,15 @@ impl Raw {
             bytes.extend(code.to_le_bytes());
             bytes.extend(value);
         }
-        for (name, dimensions, count, code, offset) in &self.tensors {
-            bytes.extend((name.len() as u64).to_le_bytes());
-            bytes.extend(name);
-            bytes.extend(count.unwrap_or(dimensions.len() as u32).to_le_bytes());
-            dimensions
-                .iter()
-                .for_each(|dimension| bytes.extend(dimension.to_le_bytes()));
-            bytes.extend(code.to_le_bytes());
-            bytes.extend(offset.to_le_bytes());
+        for tensor in &self.tensors {
+            bytes.extend((tensor.name.len() as u64).to_le_bytes());
+            bytes.extend(&tensor.name);
+            bytes.extend(tensor.dimension_count.to_le_bytes());
+            for dimension in &tensor.dimensions {
+                bytes.extend(dimension.to_le_bytes());
+            }
+            bytes.extend(tensor.type_code.to_le_bytes());
+            bytes.extend(tensor.offset.to_le_bytes());
         }
         bytes.resize(bytes.len().next_multiple_of(32) + self.data_bytes, 0);
         bytes
@@ -176,6 +189,22 @@ fn counts_and_lengths_past_the_file_are_refused_without_being_allocated() {
     long_key.pairs.clear();
     let long_name = long_key.tensor(&"t".repeat(65), &[1], 0, 0).data(64);
     check_refused(&long_name.bytes(), "tensor 0 of 1", "at most 64");
+}
+
+/// A sparse file is as long as it likes and takes no space.
+#[test]
+fn a_header_of_a_terabyte_is_refused_without_being_read() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    for (code, count) in [(0, 1u64 << 39), (8, 1 << 36)] {
+        let start = raw().pair("k", 9, array(code, count, &[])).bytes();
+        std::fs::write(file.path(), start).unwrap();
+        file.as_file().set_len(1 << 40).unwrap();
+        let error = Gguf::open(file.path()).unwrap_err().to_string();
+        assert!(
+            error.contains("more than 128 MiB (at the value of key `k`)"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -331,7 +360,7 @@ fn tensor_data_must_lie_apart_aligned_and_inside_the_file() {
 }
 
 /// A small model that loads: metadata of several types and two tensors, the last without padding.
-fn valid_file(change: impl FnOnce(&mut Metadata)) -> Vec<u8> {
+pub(super) fn valid_file(change: impl FnOnce(&mut Metadata)) -> Vec<u8> {
     let mut metadata = Metadata::new();
     for (key, value) in [
         ("general.architecture", Value::from("llama")),
@@ -427,136 +456,6 @@ fn twenty_thousand_damaged_files_never_panic() {
         accepted > 100,
         "the damage is too coarse: {accepted} files were accepted"
     );
-}
-
-#[track_caller]
-fn check_hyperparameters(key: &str, value: impl Into<Value>, says: &str) {
-    let value = value.into();
-    let gguf = Gguf::parse(&valid_file(|metadata| {
-        metadata.insert(key, value);
-    }))
-    .unwrap();
-    let error = Hyperparameters::from_gguf(&gguf).unwrap_err().to_string();
-    assert!(
-        error.contains(&format!("`{key}`")) && error.contains(says),
-        "{error}"
-    );
-}
-
-#[test]
-fn hyperparameters_that_make_no_model_name_the_key() {
-    let check = check_hyperparameters;
-    check("general.architecture", 7u32.into(), "is of type u32");
-    check("split.count", "two".into(), "is of type string");
-    check("split.count", 3u16.into(), "llama-gguf-split --merge");
-    check("llama.block_count", Value::from("x"), "is of type string");
-    check("llama.block_count", 0u32.into(), "1 to 4096");
-    check("llama.block_count", 4097u32.into(), "1 to 4096");
-    check("llama.block_count", (-1i32).into(), "is -1");
-    check(
-        "llama.context_length",
-        (1u64 << 40).into(),
-        "is 1099511627776",
-    );
-    check("llama.embedding_length", u32::MAX.into(), "1 to 2147483648");
-    check(
-        "llama.feed_forward_length",
-        vec![16u32].into(),
-        "holds 1 values and the model has 2 layers",
-    );
-    check(
-        "llama.attention.head_count_kv",
-        vec![2i32, 2, 2].into(),
-        "holds 3 values",
-    );
-    check(
-        "llama.attention.head_count_kv",
-        vec![2i32, 0].into(),
-        "is 0",
-    );
-    check(
-        "llama.attention.head_count_kv",
-        3u32.into(),
-        "does not divide",
-    );
-    check(
-        "llama.attention.head_count",
-        6u32.into(),
-        "does not divide the embedding length",
-    );
-    check(
-        "llama.attention.layer_norm_rms_epsilon",
-        f32::NAN.into(),
-        "finite",
-    );
-    check(
-        "llama.attention.layer_norm_rms_epsilon",
-        2.0f32.into(),
-        "below 1",
-    );
-    check("llama.rope.dimension_count", 3u32.into(), "an even number");
-    check("llama.rope.dimension_count", 4u32.into(), "2 to 2");
-    check("llama.rope.freq_base", 0.0f32.into(), "above zero");
-    check(
-        "llama.rope.scaling.type",
-        "yarn".into(),
-        "`yarn`, which is not supported",
-    );
-    check("llama.rope.scaling.factor", f32::INFINITY.into(), "finite");
-}
-
-#[test]
-fn counts_may_be_scalars_or_one_per_layer_in_any_width() {
-    let read = |key: &str, value: Value| {
-        let gguf = Gguf::parse(&valid_file(|metadata| {
-            metadata.insert(key, value);
-        }));
-        Hyperparameters::from_gguf(&gguf.unwrap()).unwrap()
-    };
-    let scalar = read("llama.attention.head_count_kv", 2u32.into());
-    assert_eq!(
-        (scalar.key_length, scalar.vocabulary_size, scalar.tied_head),
-        (2, 2, true)
-    );
-    for value in [
-        2u64.into(),
-        2i8.into(),
-        vec![2i32, 2].into(),
-        vec![2u32, 2].into(),
-    ] {
-        assert_eq!(read("llama.attention.head_count_kv", value), scalar);
-    }
-    let differing = read("llama.attention.head_count_kv", vec![2i32, 1].into());
-    assert_eq!(differing.head_count_kv, [2, 1]);
-    assert_eq!(read("llama.block_count", 2u64.into()), scalar);
-}
-
-#[test]
-fn linear_rope_scaling_is_read_under_its_new_and_its_old_key() {
-    use super::RopeScaling::{Linear, None};
-    for (pairs, scaling) in [
-        (&[][..], None),
-        (&[("scaling.factor", 4.0f32)][..], Linear { factor: 4.0 }),
-        (&[("scale_linear", 4.0)], Linear { factor: 4.0 }),
-        (
-            &[("scaling.factor", 2.0), ("scale_linear", 4.0)],
-            Linear { factor: 2.0 },
-        ),
-        (&[("scaling.factor", 0.0)], None),
-        (&[("scaling.factor", 1.0)], None),
-    ] {
-        let file = valid_file(|metadata| {
-            for &(key, value) in pairs {
-                metadata.insert(format!("llama.rope.{key}"), value);
-            }
-        });
-        let gguf = Gguf::parse(&file).unwrap();
-        assert_eq!(
-            Hyperparameters::from_gguf(&gguf).unwrap().rope_scaling,
-            scaling,
-            "{pairs:?}"
-        );
-    }
 }
 
 #[test]

@@ -305,3 +305,140 @@ impl Keys<'_> {
         Ok(self.positive(suffix)?.filter(|&factor| factor != 1.0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Value;
+    use super::super::hostile_tests::valid_file;
+    use super::*;
+
+    #[track_caller]
+    fn check_hyperparameters(key: &str, value: impl Into<Value>, says: &str) {
+        let value = value.into();
+        let gguf = Gguf::parse(&valid_file(|metadata| {
+            metadata.insert(key, value);
+        }))
+        .unwrap();
+        let error = Hyperparameters::from_gguf(&gguf).unwrap_err().to_string();
+        assert!(
+            error.contains(&format!("`{key}`")) && error.contains(says),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn hyperparameters_that_make_no_model_name_the_key() {
+        let check = check_hyperparameters;
+        check("general.architecture", 7u32.into(), "is of type u32");
+        check("split.count", "two".into(), "is of type string");
+        check("split.count", 3u16.into(), "llama-gguf-split --merge");
+        check("llama.block_count", Value::from("x"), "is of type string");
+        check("llama.block_count", 0u32.into(), "1 to 4096");
+        check("llama.block_count", 4097u32.into(), "1 to 4096");
+        check("llama.block_count", (-1i32).into(), "is -1");
+        check(
+            "llama.context_length",
+            (1u64 << 40).into(),
+            "is 1099511627776",
+        );
+        check("llama.embedding_length", u32::MAX.into(), "1 to 2147483648");
+        check(
+            "llama.feed_forward_length",
+            vec![16u32].into(),
+            "holds 1 values and the model has 2 layers",
+        );
+        check(
+            "llama.attention.head_count_kv",
+            vec![2i32, 2, 2].into(),
+            "holds 3 values",
+        );
+        check(
+            "llama.attention.head_count_kv",
+            vec![2i32, 0].into(),
+            "is 0",
+        );
+        check(
+            "llama.attention.head_count_kv",
+            3u32.into(),
+            "does not divide",
+        );
+        check(
+            "llama.attention.head_count",
+            6u32.into(),
+            "does not divide the embedding length",
+        );
+        check(
+            "llama.attention.layer_norm_rms_epsilon",
+            f32::NAN.into(),
+            "finite",
+        );
+        check(
+            "llama.attention.layer_norm_rms_epsilon",
+            2.0f32.into(),
+            "below 1",
+        );
+        check("llama.rope.dimension_count", 3u32.into(), "an even number");
+        check("llama.rope.dimension_count", 4u32.into(), "2 to 2");
+        check("llama.rope.freq_base", 0.0f32.into(), "above zero");
+        check(
+            "llama.rope.scaling.type",
+            "yarn".into(),
+            "`yarn`, which is not supported",
+        );
+        check("llama.rope.scaling.factor", f32::INFINITY.into(), "finite");
+    }
+
+    #[test]
+    fn counts_may_be_scalars_or_one_per_layer_in_any_width() {
+        let read = |key: &str, value: Value| {
+            let gguf = Gguf::parse(&valid_file(|metadata| {
+                metadata.insert(key, value);
+            }));
+            Hyperparameters::from_gguf(&gguf.unwrap()).unwrap()
+        };
+        let scalar = read("llama.attention.head_count_kv", 2u32.into());
+        assert_eq!(
+            (scalar.key_length, scalar.vocabulary_size, scalar.tied_head),
+            (2, 2, true)
+        );
+        for value in [
+            2u64.into(),
+            2i8.into(),
+            vec![2i32, 2].into(),
+            vec![2u32, 2].into(),
+        ] {
+            assert_eq!(read("llama.attention.head_count_kv", value), scalar);
+        }
+        let differing = read("llama.attention.head_count_kv", vec![2i32, 1].into());
+        assert_eq!(differing.head_count_kv, [2, 1]);
+        assert_eq!(read("llama.block_count", 2u64.into()), scalar);
+    }
+
+    #[test]
+    fn linear_rope_scaling_is_read_under_its_new_and_its_old_key() {
+        use RopeScaling::{Linear, None};
+        for (pairs, scaling) in [
+            (&[][..], None),
+            (&[("scaling.factor", 4.0f32)][..], Linear { factor: 4.0 }),
+            (&[("scale_linear", 4.0)], Linear { factor: 4.0 }),
+            (
+                &[("scaling.factor", 2.0), ("scale_linear", 4.0)],
+                Linear { factor: 2.0 },
+            ),
+            (&[("scaling.factor", 0.0)], None),
+            (&[("scaling.factor", 1.0)], None),
+        ] {
+            let file = valid_file(|metadata| {
+                for &(key, value) in pairs {
+                    metadata.insert(format!("llama.rope.{key}"), value);
+                }
+            });
+            let gguf = Gguf::parse(&file).unwrap();
+            assert_eq!(
+                Hyperparameters::from_gguf(&gguf).unwrap().rope_scaling,
+                scaling,
+                "{pairs:?}"
+            );
+        }
+    }
+}

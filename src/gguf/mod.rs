@@ -12,12 +12,15 @@
 
 #![deny(clippy::indexing_slicing)]
 
+pub mod card;
 mod cursor;
 mod error;
 mod hyperparameters;
 mod metadata;
+mod mixture;
 mod reader;
 mod tensor_type;
+mod value;
 mod writer;
 
 #[cfg(test)]
@@ -27,8 +30,9 @@ use std::collections::HashMap;
 
 pub use error::GgufError;
 pub use hyperparameters::{Hyperparameters, RopeScaling};
-pub use metadata::{Array, Metadata, Value};
+pub use metadata::Metadata;
 pub use tensor_type::TensorType;
+pub use value::{Array, Value};
 pub use writer::{Header, TensorShape};
 
 /// One tensor of the file: where its bytes are and what shape they have.

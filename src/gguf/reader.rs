@@ -280,7 +280,7 @@ fn place_tensors(
     alignment: u64,
     file_bytes: u64,
 ) -> Result<(), GgufError> {
-    // Both are bounded (512 MiB, 16 MiB), so this cannot overflow.
+    // Both are bounded (128 MiB, 16 MiB), so this cannot overflow.
     let data_start = header_bytes.next_multiple_of(alignment);
     for tensor in tensors.iter_mut() {
         let end = data_start

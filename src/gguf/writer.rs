@@ -3,8 +3,9 @@
 
 use std::io::{self, Write};
 
-use super::metadata::{Array, Metadata, Value};
+use super::metadata::Metadata;
 use super::reader::tensor_bytes;
+use super::value::{Array, Value};
 use super::{Gguf, GgufError, TensorInfo, TensorType};
 
 /// A tensor that is to be written.

@@ -4,5 +4,7 @@
 //! of the pages belong to an arena: page `n` is its `n`th equal part.
 
 mod pages;
+mod store;
 
 pub use pages::{BlockTable, OutOfPages, PageId, PagePool};
+pub use store::KvStore;

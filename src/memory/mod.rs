@@ -1,1 +1,67 @@
-//! (to come)
+//! All raw memory and I/O: arenas, the storage reader, the copy stream of the emulated device, mapped files.
+//!
+//! The rest of the program sees spans (ranges of an arena), tickets (numbers of its own choosing) and callbacks; it
+//! never sees a file descriptor or a ring. A `Reader` brings bytes from the model file into an arena, a `CopyStream`
+//! takes them from one arena to another, and each tells its caller by ticket when the bytes are there.
+//!
+//! Threads: one I/O thread per `Reader` (it owns the io_uring), one queue thread per `CopyStream`, and four reading
+//! threads where the reader had to step down to `pread`. Handles may be used from any thread. Callbacks run on the
+//! thread that did the work and must not block.
+//!
+//! Who may touch which bytes: a span that is handed to `Reader::read` or `CopyStream::copy` belongs to that operation
+//! until its callback (or its event) says that it is over. Nobody else reads or writes it meanwhile; the contracts of
+//! `Arena::bytes` and `Arena::bytes_mut` say the same from the other side.
+
+mod arena;
+mod block_reader;
+mod event;
+mod faulty;
+mod io_thread;
+mod io_uring;
+mod mapped;
+mod pread;
+mod reader;
+mod region;
+mod stream;
+
+pub use arena::{Arena, MemoryError, SPAN_ALIGNMENT, Span};
+pub use block_reader::{
+    BlockRead, BlockReadDone, BlockReader, Buffer, FileIdentity, Limits, MAX_BLOCK_BYTES, Waker,
+    logical_block_bytes,
+};
+pub use event::Event;
+pub use faulty::{FaultControl, Faults, FaultyReader};
+pub use io_thread::{ReadDone, ReadError, ReadPiece};
+pub use mapped::MappedFile;
+pub use reader::{QUEUED_TICKETS_MAX, Reader, ReaderChoice, Rung};
+pub use region::{Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader};
+pub use stream::{COPIES_QUEUED_MAX, CopyStream};
+
+use std::time::Duration;
+
+/// What went over one way between tiers since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct TransferTotals {
+    /// Bytes moved, alignment included.
+    pub bytes: u64,
+    /// Time during which at least one transfer was under way.
+    pub busy: Duration,
+}
+
+impl TransferTotals {
+    pub fn busy_seconds(&self) -> f64 {
+        self.busy.as_secs_f64()
+    }
+}
+
+/// Ends the process when a thread of this module unwinds. Such a thread owes its callers completions that nobody else
+/// can give: without it every later step would wait for ever, so an end with the panic's message is the better one.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}

@@ -3,6 +3,13 @@
 //! The engine decides which tokens are computed in a step and which pages hold each sequence; a model reads and
 //! writes those pages and returns logits. A model lives on the engine thread and never leaves it.
 
+mod llama;
+mod load;
+mod matrix;
+
+pub use load::{LoadedModel, OpenError, PlannedModel};
+pub use matrix::ModelError;
+
 use crate::kv_cache::PageId;
 
 /// One step's tokens: for each sequence a run of consecutive tokens.

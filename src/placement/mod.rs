@@ -3,9 +3,72 @@
 //! The plan says, for every group of weights, where it rests (home) and who multiplies by it (executor), and splits
 //! each tier once into weights, ring, KV and scratch. What cannot fit is refused here, before anything is allocated,
 //! with what is short, by how much, and the first thing to change.
+//!
+//! Called by `weights` (which carries a plan out), by `main` (which prints one) and by the engine (which compares a
+//! step with its prediction). A `Plan` is plain data: any thread may read it.
+//!
+//! - `groups`: tensor index -> groups in the order in which a step uses them
+//! - `planner`: `plan`: the split of each tier, by `layout` for each width and slice size; `homes`: which groups rest where; `scratch`: the scratch formula
+//! - `refusal`: what `plan` says where nothing fits, with advice that was tried
+//! - `rates`, `simulate`: how fast a step will be
+//! - `report`: the plan as a table and as JSON
+
+mod groups;
+mod homes;
+mod layout;
+mod plan;
+mod planner;
+mod rates;
+mod refusal;
+mod report;
+mod scratch;
+mod simulate;
+
+#[cfg(test)]
+mod plan_tests;
+#[cfg(test)]
+mod shapes;
+
+pub use plan::{GatherBuffer, KvSplit, Plan, Ring, TierSplit};
+pub use planner::{DeviceKind, ExecutorChoice, PlanRequest, plan};
+pub use rates::{HardwareCard, Rates, RatesError};
+pub use refusal::{Advice, PlanError, Refusal, Shortage};
+pub use scratch::ScratchItem;
+pub use simulate::{Bound, Prediction};
 
 use std::fmt;
 use std::ops::Range;
+
+/// Every allocation in an arena starts on such a boundary and is rounded up to it.
+pub const ARENA_ALIGNMENT: u64 = 4096;
+
+/// Tokens in a page of the KV cache.
+pub const PAGE_TOKENS: u32 = 32;
+
+/// `value` rounded up to a multiple of `alignment`; saturates, so that absurd sizes stay absurd and are refused.
+fn round_up(value: u64, alignment: u64) -> u64 {
+    value
+        .checked_next_multiple_of(alignment)
+        .unwrap_or(u64::MAX)
+}
+
+/// A size as people read it.
+struct HumanBytes(u64);
+
+impl fmt::Display for HumanBytes {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const GIB: u64 = 1 << 30;
+        const MIB: u64 = 1 << 20;
+        const KIB: u64 = 1 << 10;
+        let bytes = self.0 as f64;
+        match self.0 {
+            GIB.. => write!(formatter, "{:.1} GiB", bytes / GIB as f64),
+            MIB.. => write!(formatter, "{:.1} MiB", bytes / MIB as f64),
+            KIB.. => write!(formatter, "{:.1} KiB", bytes / KIB as f64),
+            _ => write!(formatter, "{} B", self.0),
+        }
+    }
+}
 
 /// Where weights can rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -46,6 +109,16 @@ pub enum Executor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GroupId(pub u32);
 
+impl Executor {
+    /// The executor's name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Executor::Device => "device",
+            Executor::Host => "host",
+        }
+    }
+}
+
 /// What a group holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupKind {
@@ -59,6 +132,28 @@ pub enum GroupKind {
     FeedForward,
     /// Rows of the output head. Where the head is tied, embedding rows are gathered from these groups too.
     Head,
+}
+
+impl GroupKind {
+    /// Every kind, in the order in which a step uses them.
+    pub const ALL: [GroupKind; 5] = [
+        GroupKind::Small,
+        GroupKind::Embedding,
+        GroupKind::Attention,
+        GroupKind::FeedForward,
+        GroupKind::Head,
+    ];
+
+    /// The kind's name in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            GroupKind::Small => "small",
+            GroupKind::Embedding => "embedding",
+            GroupKind::Attention => "attention",
+            GroupKind::FeedForward => "feed-forward",
+            GroupKind::Head => "head",
+        }
+    }
 }
 
 /// Rows of one tensor inside a group.
@@ -94,6 +189,22 @@ pub struct Group {
     pub weight_bytes: u64,
     /// What an entry takes in memory, and what is read from storage: the sum over extents.
     pub entry_bytes: u64,
+}
+
+impl Group {
+    /// What a home for this group takes of an arena.
+    pub fn home_bytes(&self) -> u64 {
+        round_up(self.entry_bytes, ARENA_ALIGNMENT)
+    }
+
+    /// Whether a step uses the whole group, so that it passes through a ring where it does not rest with its
+    /// executor. The small group is always resident; rows of an untied embedding are gathered one by one.
+    pub fn is_streamable(&self) -> bool {
+        matches!(
+            self.kind,
+            GroupKind::Attention | GroupKind::FeedForward | GroupKind::Head
+        )
+    }
 }
 
 /// Where a group rests and who multiplies by it.

@@ -8,7 +8,7 @@ pub(super) struct Candidate {
 }
 
 /// Largest logit first, lowest id first among equals.
-fn by_rank(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+pub(super) fn by_rank(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 

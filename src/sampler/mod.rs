@@ -9,6 +9,7 @@
 mod largest;
 mod log_probabilities;
 mod parameters;
+mod top_p;
 
 pub use log_probabilities::{LogProbabilities, log_probabilities};
 pub use parameters::SamplingParameters;
@@ -16,6 +17,7 @@ pub use parameters::SamplingParameters;
 use largest::{Candidate, keep_largest};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use top_p::keep_top_p;
 
 /// Why no token can be chosen.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
@@ -40,10 +42,6 @@ pub struct Sampler {
     parameters: SamplingParameters,
     random: ChaCha12Rng,
 }
-
-/// `top_p` on a whole vocabulary first looks at this many of the most probable tokens, then at eight times as many,
-/// and so on: a model that is sure of itself needs few.
-const FIRST_LOOK: usize = 256;
 
 impl Sampler {
     pub fn new(parameters: &SamplingParameters) -> Sampler {
@@ -113,23 +111,8 @@ fn filter(
     max: f32,
     candidates: &mut Vec<Candidate>,
 ) {
-    let keeps_all = |count: usize| count == 0 || count >= logits.len();
-    if !keeps_all(parameters.top_k) {
+    if parameters.top_k > 0 && parameters.top_k < logits.len() {
         keep_largest(logits, parameters.top_k, candidates);
-        if parameters.top_p < 1.0 {
-            let total = candidates.iter().map(|c| exp_below(c.logit, max)).sum();
-            let _ = cut_top_p(candidates, parameters.top_p, total, max);
-        }
-    } else if parameters.top_p < 1.0 {
-        let total = logits.iter().map(|v| exp_below(*v, max)).sum();
-        let mut look = FIRST_LOOK;
-        loop {
-            keep_largest(logits, look.min(logits.len()), candidates);
-            if cut_top_p(candidates, parameters.top_p, total, max) || look >= logits.len() {
-                break;
-            }
-            look = look.saturating_mul(8);
-        }
     } else {
         candidates.clear();
         let all = logits.iter().enumerate();
@@ -140,26 +123,14 @@ fn filter(
             },
         ));
     }
+    if parameters.top_p < 1.0 {
+        keep_top_p(candidates, parameters.top_p, max);
+    }
     if parameters.min_p > 0.0 {
         // p >= min_p * p_max, in logarithms.
         let floor = f64::from(parameters.min_p).ln();
         candidates.retain(|c| f64::from(c.logit) - f64::from(max) >= floor);
     }
-}
-
-/// Keeps the shortest front of `candidates` (most probable first) that has `top_p` of `total`. False when all of them
-/// together have less: then all stay.
-fn cut_top_p(candidates: &mut Vec<Candidate>, top_p: f32, total: f64, max: f32) -> bool {
-    let wanted = f64::from(top_p) * total;
-    let mut reached = 0.0;
-    for (index, candidate) in candidates.iter().enumerate() {
-        reached += exp_below(candidate.logit, max);
-        if reached >= wanted {
-            candidates.truncate(index + 1);
-            return true;
-        }
-    }
-    false
 }
 
 /// The probability of a logit up to a factor, in (0, 1]; 0 for a masked token.

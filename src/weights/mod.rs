@@ -1,1 +1,315 @@
-//! (to come)
+//! Where each group of weights is now; fetches ahead; lends groups to computation.
+//!
+//! `Weights::lease` is the only place where computation may wait for weights, and the wait is measured. The engine
+//! thread leases and releases; the I/O thread and the copy thread report landings; all three then ask the pure state
+//! machine in `pipeline` what can start next and start it, under one mutex that is never held across I/O. Memory is
+//! moved, not shared: a ring entry's `Region` is owned by the read that fills it, then by the copy that empties it,
+//! then by the lease that lends it, and comes back to the table in between.
+
+mod lease;
+mod load;
+mod pipeline;
+mod shared;
+
+pub use lease::{Lease, LeaseError, Pass};
+pub use load::{Arenas, LoadError, WeightsSettings};
+pub use pipeline::Lookahead;
+
+use crate::gguf::{Gguf, TensorInfo};
+use crate::memory::{MappedFile, Region, Rung};
+use crate::metrics::Metrics;
+use crate::placement::{Executor, GroupId, GroupKind, Plan, Residence, Tier};
+use shared::Shared;
+use std::cell::RefCell;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Where a group's bytes are between uses, as far as a lease needs to know.
+#[derive(Clone, Debug)]
+enum Home {
+    /// In the mapped model file.
+    Mapped,
+    /// In the arena of its executor's tier.
+    Resident(Arc<Region>),
+    /// Fetched on every step.
+    Streamed,
+    /// On storage, read row by row (an untied embedding).
+    Rows,
+}
+
+/// Rows of the token embedding and the group that holds them.
+#[derive(Clone, Debug)]
+struct EmbeddingSlice {
+    rows: Range<u64>,
+    group: GroupId,
+    part: usize,
+}
+
+/// Uses of groups by their home, and the time that computation waited for them.
+#[derive(Debug, Default)]
+struct Counters {
+    leases: [AtomicU64; 3],
+    stall_nanoseconds: [AtomicU64; 3],
+    steps: AtomicU64,
+}
+
+/// What `/memory` tells about the traffic so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Traffic {
+    pub steps: u64,
+    /// Leases by home, in the order of `Tier`.
+    pub leases: [u64; 3],
+    pub stall_seconds: [f64; 3],
+}
+
+/// All weights of one model.
+pub struct Weights {
+    plan: Arc<Plan>,
+    /// For error messages: what each group is.
+    names: Vec<String>,
+    mapped: Option<MappedFile>,
+    arenas: Arenas,
+    shared: Arc<Shared>,
+    embedding: TensorInfo,
+    embedding_slices: Vec<EmbeddingSlice>,
+    /// Where embedding rows that rest on storage land; taken while a read owns it.
+    gather: RefCell<Option<Region>>,
+    poison_released: bool,
+    metrics: Metrics,
+    counters: Arc<Counters>,
+}
+
+impl Weights {
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// A handle on the traffic counters that outlives the engine thread's borrow.
+    pub fn traffic(&self) -> impl Fn() -> Traffic + Send + Sync + 'static {
+        let counters = Arc::clone(&self.counters);
+        move || Traffic {
+            steps: counters.steps.load(Ordering::Relaxed),
+            leases: [0, 1, 2].map(|tier| counters.leases[tier].load(Ordering::Relaxed)),
+            stall_seconds: [0, 1, 2]
+                .map(|tier| counters.stall_nanoseconds[tier].load(Ordering::Relaxed) as f64 / 1e9),
+        }
+    }
+
+    /// The rung of the reader's ladder and the reason for it; `None` where the file is mapped.
+    pub fn reader_rung(&self) -> Option<(Rung, String)> {
+        self.shared.reader_rung()
+    }
+
+    /// Begins a step. Its groups must be leased in plan order, all of them; dropping the pass before `Pass::finish`
+    /// abandons the step: reads in flight land before their memory is used again, and the next step starts afresh.
+    pub fn pass<'w>(&'w self, cancelled: &'w dyn Fn() -> bool) -> Pass<'w> {
+        self.shared.resume();
+        Pass::new(self, cancelled)
+    }
+
+    /// Lends the norms, biases and rope factors, which rest in memory always.
+    pub fn lease_small(&self) -> Result<Option<Lease<'_>>, LeaseError> {
+        let small = |group: &crate::placement::Group| group.kind == GroupKind::Small;
+        match self.plan.groups.iter().position(small) {
+            Some(index) => self.lease(GroupId(index as u32)).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Lends a group, waiting for it where it is on its way.
+    fn lease(&self, group: GroupId) -> Result<Lease<'_>, LeaseError> {
+        let residence = self.plan.residences[group.0 as usize];
+        let home = &self.shared.homes()[group.0 as usize];
+        let (lease, waited) = match home {
+            Home::Mapped => (Lease::mapped(self, group), None),
+            Home::Resident(region) if !streams(residence) => {
+                (Lease::resident(self, group, Arc::clone(region)), None)
+            }
+            Home::Resident(_) | Home::Streamed => {
+                let taken = self.shared.take(group);
+                let taken = taken.map_err(|source| self.read_error(group, source))?;
+                let lease = Lease::streamed(self, group, taken.position, taken.region);
+                (lease, taken.waited)
+            }
+            Home::Rows => unreachable!("{} is gathered by row", self.names[group.0 as usize]),
+        };
+        self.assert_executor_reaches(&lease, residence.executor);
+        let tier = residence.home as usize;
+        self.counters.leases[tier].fetch_add(1, Ordering::Relaxed);
+        let outcome = if waited.is_some() { "waited" } else { "ready" };
+        self.metrics
+            .leases_total
+            .with_label_values(&[outcome])
+            .inc();
+        if let Some(waited) = waited {
+            let nanoseconds = waited.as_nanos() as u64;
+            self.counters.stall_nanoseconds[tier].fetch_add(nanoseconds, Ordering::Relaxed);
+            self.metrics
+                .weight_stall_seconds_total
+                .with_label_values(&[residence.home.name()])
+                .inc_by(waited.as_secs_f64());
+        }
+        Ok(lease)
+    }
+
+    /// An executor reads only from its own arena: a lease that points elsewhere is a bug, on the emulated device the
+    /// same as on a real one.
+    fn assert_executor_reaches(&self, lease: &Lease<'_>, executor: Executor) {
+        let bytes = lease.entry();
+        let inside = match (&self.mapped, executor) {
+            (Some(mapped), _) => mapped.bytes().as_ptr_range().contains(&bytes.as_ptr()),
+            (None, Executor::Host) => self.arenas.host.contains(bytes.as_ptr(), bytes.len()),
+            (None, Executor::Device) => self
+                .arenas
+                .device
+                .as_ref()
+                .is_some_and(|arena| arena.contains(bytes.as_ptr(), bytes.len())),
+        };
+        assert!(
+            inside,
+            "a lease of {} for {executor:?} lies outside its arena: {:?}, {} bytes",
+            self.names[lease.group().0 as usize],
+            bytes.as_ptr(),
+            bytes.len(),
+        );
+    }
+
+    fn read_error(&self, group: GroupId, source: crate::memory::ReadError) -> LeaseError {
+        LeaseError::Read {
+            group: self.names[group.0 as usize].clone(),
+            source,
+        }
+    }
+
+    /// Copies of the embedding rows of `ids`, one after the other, as they are stored. Ids must be below the number of
+    /// rows. Rows that rest on storage are read; waiting for them counts as a stall.
+    pub fn gather_rows(&self, ids: &[u32]) -> Result<Vec<u8>, LeaseError> {
+        let row_bytes = self.embedding.row_bytes() as usize;
+        let mut rows = vec![0; ids.len() * row_bytes];
+        let mut absent: Vec<(u32, usize)> = Vec::new();
+        for (index, &id) in ids.iter().enumerate() {
+            let target = &mut rows[index * row_bytes..(index + 1) * row_bytes];
+            match self.resident_row(u64::from(id)) {
+                Some(row) => target.copy_from_slice(row),
+                None => absent.push((id, index)),
+            }
+        }
+        // The same token often occurs more than once in a prompt: it is read once.
+        absent.sort_unstable();
+        let mut runs: Vec<&[(u32, usize)]> = absent.chunk_by(|a, b| a.0 == b.0).collect();
+        while !runs.is_empty() {
+            let batch = runs.len().min(self.plan.gather.rows as usize).max(1);
+            let rest = runs.split_off(batch);
+            self.read_rows(&runs, &mut rows)?;
+            runs = rest;
+        }
+        Ok(rows)
+    }
+
+    fn resident_row(&self, id: u64) -> Option<&[u8]> {
+        let slice = self.embedding_slice(id);
+        let row_bytes = self.embedding.row_bytes();
+        let row = id - slice.rows.start;
+        let (bytes, start) = match &self.shared.homes()[slice.group.0 as usize] {
+            Home::Mapped => {
+                let start = self.embedding.file_offset + id * row_bytes;
+                (self.mapped.as_ref()?.bytes(), start)
+            }
+            Home::Resident(region) => {
+                let group = &self.plan.groups[slice.group.0 as usize];
+                let start = group.parts[slice.part].entry_offset + row * row_bytes;
+                (region.bytes(), start)
+            }
+            Home::Streamed | Home::Rows => return None,
+        };
+        Some(&bytes[start as usize..(start + row_bytes) as usize])
+    }
+
+    fn embedding_slice(&self, id: u64) -> &EmbeddingSlice {
+        let index = self
+            .embedding_slices
+            .partition_point(|slice| slice.rows.end <= id);
+        &self.embedding_slices[index]
+    }
+
+    /// Reads one batch of rows; each run holds one id and the places that want it.
+    fn read_rows(&self, runs: &[&[(u32, usize)]], rows: &mut [u8]) -> Result<(), LeaseError> {
+        let row_bytes = self.embedding.row_bytes();
+        let alignment = self.plan.read_alignment;
+        let slot_bytes = self.plan.gather.row_bytes;
+        let Some(region) = self.gather.borrow_mut().take() else {
+            unreachable!("the plan has no gather buffer, but rows rest on storage");
+        };
+        let offset_of = |id: u32| self.embedding.file_offset + u64::from(id) * row_bytes;
+        let pieces = runs
+            .iter()
+            .enumerate()
+            .map(|(slot, run)| {
+                let start = offset_of(run[0].0) / alignment * alignment;
+                let end = (offset_of(run[0].0) + row_bytes).next_multiple_of(alignment);
+                crate::memory::RegionPiece {
+                    file_offset: start,
+                    offset: slot * slot_bytes as usize,
+                    bytes: (end - start) as usize,
+                }
+            })
+            .collect();
+        let (region, result, waited) = self.shared.read_now(region, pieces);
+        if result.is_ok() {
+            for (slot, run) in runs.iter().enumerate() {
+                let start = slot as u64 * slot_bytes + offset_of(run[0].0) % alignment;
+                let row = &region.bytes()[start as usize..(start + row_bytes) as usize];
+                for &(_, index) in run.iter() {
+                    rows[index * row_bytes as usize..][..row_bytes as usize].copy_from_slice(row);
+                }
+            }
+        }
+        *self.gather.borrow_mut() = Some(region);
+        let nanoseconds = waited.as_nanos() as u64;
+        self.counters.stall_nanoseconds[Tier::Storage as usize]
+            .fetch_add(nanoseconds, Ordering::Relaxed);
+        self.metrics
+            .weight_stall_seconds_total
+            .with_label_values(&[Tier::Storage.name()])
+            .inc_by(waited.as_secs_f64());
+        let group = self.embedding_slice(u64::from(runs[0][0].0)).group;
+        result
+            .map(|_| ())
+            .map_err(|source| self.read_error(group, source))
+    }
+
+    fn step_finished(&self) {
+        self.counters.steps.fetch_add(1, Ordering::Relaxed);
+        self.shared.publish(&self.metrics);
+    }
+}
+
+/// Whether a group moves on every step: its home is not where its executor reads.
+fn streams(residence: Residence) -> bool {
+    match (residence.home, residence.executor) {
+        (Tier::Storage, _) | (Tier::Host, Executor::Device) => true,
+        (Tier::Host, Executor::Host) | (Tier::Device, _) => false,
+    }
+}
+
+/// What a group is, for people: "layer 3 feed-forward (blk.3.ffn_down.weight)".
+fn group_name(gguf: &Gguf, plan: &Plan, index: usize) -> String {
+    let group = &plan.groups[index];
+    let half = match group.kind {
+        GroupKind::Small => "norms and biases",
+        GroupKind::Embedding => "token embedding",
+        GroupKind::Attention => "attention",
+        GroupKind::FeedForward => "feed-forward",
+        GroupKind::Head => "output head",
+    };
+    let layer = group
+        .layer
+        .map(|layer| format!("layer {layer} "))
+        .unwrap_or_default();
+    let tensor = group.parts.first().map(|part| {
+        let name = &gguf.tensors[part.tensor].name;
+        format!(" ({name}, rows {} to {})", part.rows.start, part.rows.end)
+    });
+    format!("{layer}{half}{}", tensor.unwrap_or_default())
+}

@@ -1,0 +1,64 @@
+# The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-checks model build demo serve test lint bench-peer clean-demo
+
+PYTHON ?= python3
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+STRATA := $(TARGET)/release/strata
+MODEL := models/SmolLM2-135M-Instruct.Q4_1.gguf
+LISTEN ?= 127.0.0.1:8080
+# 92 MiB of tensors against 72 MiB of memory: the device, RAM and storage each hold a share of the weights.
+FLAGS ?= --device emulated --device-memory 48MiB --host-memory 24MiB --context 512 --parallel 1
+# One profile for everything, so that the dependencies are built once.
+CARGO_FLAGS := --release --locked
+
+# rustup's folder, for shells that do not have it on the path yet.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+export PYTHON
+export PYTHONPYCACHEPREFIX := $(abspath $(TARGET))/pycache
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+
+setup: ## check the tools; install what is missing (Debian packages as root)
+	@scripts/setup.sh
+
+setup-checks:
+	@scripts/setup.sh --checks
+
+model: setup ## fetch SmolLM2-135M-Instruct (94 MiB, Apache-2.0) into models/
+	@$(PYTHON) scripts/fetch_model.py
+
+build: setup ## build target/release/strata
+	cargo build $(CARGO_FLAGS)
+
+demo: model build ## serve the model across three tiers, ask it something, check what was moved
+	@$(PYTHON) scripts/demo.py --strata $(STRATA) --model $(MODEL) -- $(FLAGS)
+
+serve: model build ## the same server in the foreground, on LISTEN (127.0.0.1:8080)
+	@printf '\nOnce it is ready, ask from another terminal:\n\n'
+	@printf '  curl -N http://%s/v1/chat/completions -H "Content-Type: application/json" \\\n' '$(LISTEN)'
+	@printf '    -d '\''{"messages":[{"role":"user","content":"Why is the sky blue?"}],"stream":true}'\''\n\n'
+	@exec $(STRATA) serve $(MODEL) $(FLAGS) --listen $(LISTEN)
+
+test: setup-checks ## all that CI runs: format, lints, tests, demo
+	@scripts/stage.sh format cargo fmt --all --check
+	@scripts/stage.sh scripts $(PYTHON) -m py_compile $(wildcard scripts/*.py benches/*.py)
+	@scripts/stage.sh model $(PYTHON) scripts/fetch_model.py
+	@scripts/stage.sh clippy cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	@scripts/stage.sh build cargo build $(CARGO_FLAGS)
+	@scripts/stage.sh tests cargo test $(CARGO_FLAGS)
+	@scripts/stage.sh demo $(PYTHON) scripts/demo.py --strata $(STRATA) --model $(MODEL) -- $(FLAGS)
+
+lint: setup-checks ## formatting, clippy and, where they are installed, cargo-deny and shellcheck
+	cargo fmt --all --check
+	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check; else echo "cargo-deny is not installed: licences not checked"; fi
+	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; else echo "shellcheck is not installed: shell scripts not checked"; fi
+
+bench-peer: model build ## decode and prompt speed beside llama-server, in one run
+	$(PYTHON) benches/compare_llama_server.py --strata $(STRATA) --model $(MODEL)
+
+clean-demo: ## remove the model, the downloads and the demo's log
+	rm -rf $(MODEL) $(MODEL).partial $(TARGET)/downloads $(TARGET)/demo $(TARGET)/pip $(TARGET)/peers

@@ -1,0 +1,253 @@
+//! The input of a product: rows of f32, and the 8-bit forms that quantised weights are multiplied with.
+//!
+//! Each row is quantised on its own, so a token's result does not depend on its company. The 8-bit form of a block is
+//! d = largest magnitude / 127 and q = x * (1 / d) rounded to nearest, ties to even; a block whose d would be
+//! subnormal counts as zero. All in f32, one definition for every instruction set.
+
+use std::sync::OnceLock;
+
+use crate::gguf::TensorType;
+
+use super::blocks::{Storage, storage};
+use super::ComputePool;
+use super::simd::{self, Lanes};
+
+/// `width` rows of `columns` elements. The 8-bit forms are made when a product first needs them and kept, so that
+/// products over q, k, v and all row slices share them.
+pub struct Activations<'a> {
+    values: &'a [f32],
+    width: usize,
+    columns: usize,
+    blocks32: OnceLock<Quantised>,
+    blocks256: OnceLock<Quantised>,
+}
+
+/// Rows of 8-bit blocks. A row's quants are padded with zeros to a multiple of 256 and its blocks likewise, so that
+/// loops may load whole vectors; a stride of an odd number of cache lines keeps rows from sharing cache sets.
+pub(super) struct Quantised {
+    pub(super) quants: Vec<i8>,
+    pub(super) quants_stride: usize,
+    /// One for each block.
+    pub(super) scales: Vec<f32>,
+    /// Blocks of 32: the block's sum. Blocks of 256: unused.
+    pub(super) sums32: Vec<i32>,
+    /// Blocks of 32: scale * sum, what a block's minimum is multiplied with. Blocks of 256: unused.
+    pub(super) scaled_sums: Vec<f32>,
+    /// Blocks of 256: the sums of each 16 elements, 16 for a block. Blocks of 32: unused.
+    pub(super) sums16: Vec<i16>,
+    /// Blocks in a row, padded.
+    pub(super) blocks_stride: usize,
+}
+
+/// One row of `Quantised`.
+#[derive(Clone, Copy)]
+pub(super) struct QuantisedRow<'a> {
+    pub(super) quants: &'a [i8],
+    pub(super) scales: &'a [f32],
+    pub(super) sums32: &'a [i32],
+    pub(super) scaled_sums: &'a [f32],
+    pub(super) sums16: &'a [i16],
+}
+
+impl Quantised {
+    pub(super) fn row(&self, t: usize) -> QuantisedRow<'_> {
+        let blocks = t * self.blocks_stride..(t + 1) * self.blocks_stride;
+        let of = |range: &std::ops::Range<usize>, unit: usize| range.start * unit..range.end * unit;
+        QuantisedRow {
+            quants: &self.quants[t * self.quants_stride..(t + 1) * self.quants_stride],
+            scales: &self.scales[blocks.clone()],
+            sums32: self.sums32.get(blocks.clone()).unwrap_or(&[]),
+            scaled_sums: self.scaled_sums.get(blocks.clone()).unwrap_or(&[]),
+            sums16: self.sums16.get(of(&blocks, 16)).unwrap_or(&[]),
+        }
+    }
+}
+
+impl<'a> Activations<'a> {
+    /// # Panics
+    /// When `values` is not `width * columns` long.
+    pub fn new(values: &'a [f32], width: usize, columns: usize) -> Activations<'a> {
+        assert_eq!(
+            values.len(),
+            width * columns,
+            "activations of {width} rows of {columns}"
+        );
+        Activations {
+            values,
+            width,
+            columns,
+            blocks32: OnceLock::new(),
+            blocks256: OnceLock::new(),
+        }
+    }
+
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Makes the form that weights of this type need, in parallel over rows. `matmul` calls it; calling it before
+    /// only moves the time.
+    ///
+    /// # Panics
+    /// When a row is not a whole number of the type's blocks.
+    pub fn prepare(&self, kind: TensorType, pool: &ComputePool) {
+        match storage(kind) {
+            Storage::F32 | Storage::F16 | Storage::BF16 => {}
+            Storage::Blocks32(_) => {
+                self.blocks32.get_or_init(|| self.quantise::<32>(pool));
+            }
+            Storage::Blocks256(_) => {
+                self.blocks256.get_or_init(|| self.quantise::<256>(pool));
+            }
+        }
+    }
+
+    pub(super) fn row(&self, t: usize) -> &[f32] {
+        &self.values[t * self.columns..(t + 1) * self.columns]
+    }
+
+    pub(super) fn values(&self) -> &[f32] {
+        self.values
+    }
+
+    pub(super) fn blocks32(&self) -> &Quantised {
+        self.blocks32.get().expect("activations were prepared")
+    }
+
+    pub(super) fn blocks256(&self) -> &Quantised {
+        self.blocks256.get().expect("activations were prepared")
+    }
+
+    fn quantise<const BLOCK: usize>(&self, pool: &ComputePool) -> Quantised {
+        assert!(
+            self.columns.is_multiple_of(BLOCK),
+            "{} columns in blocks of {BLOCK}",
+            self.columns
+        );
+        let blocks = self.columns / BLOCK;
+        // Loops take eight blocks of 32, or four of 256, at a time.
+        let blocks_stride = blocks.next_multiple_of(if BLOCK == 32 { 8 } else { 4 });
+        let lines = self.columns.next_multiple_of(256) / 64;
+        let quants_stride = (lines + 1) * 64;
+        let (short, long) = if BLOCK == 32 { (1, 0) } else { (0, 16) };
+        let count = self.width * blocks_stride;
+        let mut quantised = Quantised {
+            quants: vec![0; self.width * quants_stride],
+            quants_stride,
+            scales: vec![0.0; count],
+            sums32: vec![0; count * short],
+            scaled_sums: vec![0.0; count * short],
+            sums16: vec![0; count * long],
+            blocks_stride,
+        };
+        let rows = Rows {
+            quants: quantised.quants.as_mut_ptr(),
+            scales: quantised.scales.as_mut_ptr(),
+            sums32: quantised.sums32.as_mut_ptr(),
+            scaled_sums: quantised.scaled_sums.as_mut_ptr(),
+            sums16: quantised.sums16.as_mut_ptr(),
+        };
+        // A few thousand elements take about a microsecond: not worth another thread's attention.
+        let rows_per_chunk = (4096 / self.columns.max(1)).max(1);
+        pool.run(self.width.div_ceil(rows_per_chunk), &|chunk| {
+            let rows = &rows;
+            let first = chunk * rows_per_chunk;
+            for t in first..(first + rows_per_chunk).min(self.width) {
+                // SAFETY: the vectors hold `width` rows of these lengths and outlive the run; each row is written by
+                // the one chunk that contains it.
+                #[expect(unsafe_code, reason = "rows are written by several threads")]
+                let mut out = unsafe {
+                    let at = t * blocks_stride;
+                    RowMut {
+                        quants: slice(rows.quants, t * quants_stride, self.columns),
+                        scales: slice(rows.scales, at, blocks),
+                        sums32: slice(rows.sums32, at * short, blocks * short),
+                        scaled_sums: slice(rows.scaled_sums, at * short, blocks * short),
+                        sums16: slice(rows.sums16, at * long, blocks * long),
+                    }
+                };
+                quantise_row::<BLOCK>(pool.instruction_set(), self.row(t), &mut out);
+            }
+        });
+        quantised
+    }
+}
+
+struct Rows {
+    quants: *mut i8,
+    scales: *mut f32,
+    sums32: *mut i32,
+    scaled_sums: *mut f32,
+    sums16: *mut i16,
+}
+
+// SAFETY: the pointers are used for disjoint rows only.
+#[expect(unsafe_code, reason = "rows are written by several threads")]
+unsafe impl Sync for Rows {}
+
+/// # Safety
+/// `at..at + len` lies inside the allocation and no other reference to it exists.
+#[expect(unsafe_code, reason = "rows are written by several threads")]
+unsafe fn slice<'a, T>(start: *mut T, at: usize, len: usize) -> &'a mut [T] {
+    // SAFETY: the caller's contract.
+    unsafe { std::slice::from_raw_parts_mut(start.add(at), len) }
+}
+
+struct RowMut<'a> {
+    quants: &'a mut [i8],
+    scales: &'a mut [f32],
+    sums32: &'a mut [i32],
+    scaled_sums: &'a mut [f32],
+    sums16: &'a mut [i16],
+}
+
+simd::vectorised! {
+    /// The same code for each set: only the vectors that the compiler makes of it differ.
+    fn quantise_row<const BLOCK: usize>(values: &[f32], out: &mut RowMut<'_>) => quantise_row_on
+}
+
+#[inline(always)]
+fn quantise_row_on<L: Lanes, const BLOCK: usize>(values: &[f32], out: &mut RowMut<'_>) {
+    let blocks = values.as_chunks::<BLOCK>().0.iter();
+    let quants = out.quants.as_chunks_mut::<BLOCK>().0.iter_mut();
+    for (index, (values, quants)) in blocks.zip(quants).enumerate() {
+        let scale = quantise_block(values, quants);
+        out.scales[index] = scale;
+        if BLOCK == 32 {
+            let sum: i32 = quants.iter().map(|quant| i32::from(*quant)).sum();
+            out.sums32[index] = sum;
+            out.scaled_sums[index] = scale * sum as f32;
+        } else {
+            let sums = out.sums16[16 * index..16 * index + 16].iter_mut();
+            for (sum, quants) in sums.zip(quants.as_chunks::<16>().0) {
+                *sum = quants.iter().map(|quant| i16::from(*quant)).sum();
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn quantise_block<const BLOCK: usize>(values: &[f32; BLOCK], quants: &mut [i8; BLOCK]) -> f32 {
+    // The bits of a magnitude compare as integers, a NaN above all others: it is found, not lost.
+    let largest = values
+        .iter()
+        .map(|value| (value.to_bits() & 0x7fff_ffff) as i32)
+        .fold(0, i32::max);
+    let scale = f32::from_bits(largest as u32) / 127.0;
+    if scale < f32::MIN_POSITIVE || !scale.is_finite() {
+        *quants = [0; BLOCK];
+        // An infinity or a NaN makes every result that uses the block a NaN.
+        return if scale.is_finite() { 0.0 } else { f32::NAN };
+    }
+    let inverse = 1.0 / scale;
+    for (quant, value) in quants.iter_mut().zip(values) {
+        // Adding 1.5 * 2^23 leaves no fraction bits, so the sum is rounded to an integer, ties to even, and its low
+        // byte is that integer in two's complement.
+        *quant = (value * inverse + 12_582_912.0).to_bits() as i8;
+    }
+    scale
+}

@@ -1,0 +1,228 @@
+//! Products of a weight matrix with activations: shapes, bounds, and how the rows are shared between threads.
+
+use crate::gguf::TensorType;
+
+use super::activations::Activations;
+use super::blocks::{Storage, storage};
+use super::{ComputePool, InstructionSet, float, portable};
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+
+/// Rows of a weight matrix, where they lie: `rows` rows of `columns` elements, at any address.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixView<'a> {
+    pub kind: TensorType,
+    pub rows: usize,
+    pub columns: usize,
+    pub bytes: &'a [u8],
+}
+
+impl<'a> MatrixView<'a> {
+    /// # Panics
+    /// When `bytes` is not exactly `rows` rows of whole blocks.
+    pub fn new(kind: TensorType, rows: usize, columns: usize, bytes: &'a [u8]) -> MatrixView<'a> {
+        let view = MatrixView {
+            kind,
+            rows,
+            columns,
+            bytes,
+        };
+        assert_eq!(
+            view.row_bytes() * rows,
+            bytes.len(),
+            "bytes of {rows} rows of {columns} {} elements",
+            kind.name()
+        );
+        view
+    }
+
+    /// Bytes of one row.
+    ///
+    /// # Panics
+    /// When a row is not a whole number of blocks.
+    pub fn row_bytes(&self) -> usize {
+        let bytes = self.kind.row_bytes(self.columns as u64);
+        bytes.unwrap_or_else(|| panic!("{} columns of {}", self.columns, self.kind.name())) as usize
+    }
+
+    /// The bytes of row `r`.
+    pub fn row(&self, r: usize) -> &'a [u8] {
+        let row_bytes = self.row_bytes();
+        &self.bytes[r * row_bytes..(r + 1) * row_bytes]
+    }
+
+    /// Rows `range` as a matrix of their own.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> MatrixView<'a> {
+        let row_bytes = self.row_bytes();
+        MatrixView::new(
+            self.kind,
+            range.len(),
+            self.columns,
+            &self.bytes[range.start * row_bytes..range.end * row_bytes],
+        )
+    }
+}
+
+/// Where a product goes: the value for row r of the weights and token t is `data[t * stride + first_column + r]`, so
+/// that the products of row slices fill the columns of one buffer.
+#[derive(Debug)]
+pub struct OutputRows<'a> {
+    pub data: &'a mut [f32],
+    pub stride: usize,
+    pub first_column: usize,
+}
+
+/// One of the products of `matmul_all`.
+#[derive(Debug)]
+pub struct Product<'w, 'o> {
+    pub weight: MatrixView<'w>,
+    pub out: OutputRows<'o>,
+}
+
+/// out = weight * x, for every token of x.
+///
+/// # Panics
+/// When shapes do not agree.
+pub fn matmul(
+    pool: &ComputePool,
+    weight: &MatrixView<'_>,
+    x: &Activations<'_>,
+    out: &mut OutputRows<'_>,
+) {
+    let out = OutputRows {
+        data: out.data,
+        stride: out.stride,
+        first_column: out.first_column,
+    };
+    let weight = *weight;
+    matmul_all(pool, x, &mut [Product { weight, out }]);
+}
+
+/// Several products with the same input (q, k and v; gate and up) in one run of the pool: what a run costs is then
+/// paid once, and small matrices fill all threads.
+///
+/// # Panics
+/// When shapes do not agree.
+pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Product<'_, '_>]) {
+    let mut chunks = Vec::new();
+    let mut tasks = Vec::with_capacity(products.len());
+    for product in products.iter_mut() {
+        let weight = MatrixView::new(
+            product.weight.kind,
+            product.weight.rows,
+            product.weight.columns,
+            product.weight.bytes,
+        );
+        assert_eq!(weight.columns, x.columns(), "columns of weight and input");
+        let OutputRows {
+            data,
+            stride,
+            first_column,
+        } = &mut product.out;
+        assert!(
+            *first_column + weight.rows <= *stride && data.len() >= x.width() * *stride,
+            "columns {first_column} to {} of {} rows of {stride} in {} values",
+            *first_column + weight.rows,
+            x.width(),
+            data.len()
+        );
+        x.prepare(weight.kind, pool);
+        let rows_per_chunk = rows_per_chunk(&weight, pool.threads());
+        for first_row in (0..weight.rows).step_by(rows_per_chunk) {
+            let end = (first_row + rows_per_chunk).min(weight.rows);
+            chunks.push((tasks.len(), first_row..end));
+        }
+        tasks.push((
+            weight,
+            Output {
+                start: data.as_mut_ptr().wrapping_add(*first_column),
+                stride: *stride,
+            },
+        ));
+    }
+    if x.width() == 0 {
+        return;
+    }
+    let set = pool.instruction_set();
+    pool.run(chunks.len(), &|index| {
+        let (task, rows) = &chunks[index];
+        let (weight, out) = &tasks[*task];
+        let first_row = rows.start;
+        multiply_rows(set, &weight.slice(rows.clone()), x, out.from_row(first_row));
+    });
+}
+
+/// Rows that a thread takes at once: few enough that a slow thread holds up little, many enough that taking them costs
+/// nothing beside reading them. A multiple of 32, the tallest tile of the wide loops.
+fn rows_per_chunk(weight: &MatrixView<'_>, threads: usize) -> usize {
+    const CHUNK_BYTES: usize = 512 << 10;
+    let most = (CHUNK_BYTES / weight.row_bytes().max(1)).clamp(32, 512);
+    let fair = weight.rows.div_ceil(threads * 4);
+    fair.min(most).next_multiple_of(32)
+}
+
+/// Where the threads of a product write: `OutputRows` without the exclusive reference.
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    start: *mut f32,
+    stride: usize,
+}
+
+// SAFETY: the address range is borrowed exclusively by `matmul_all` for the whole run, and each of its elements is
+// written by the one chunk that has its row.
+#[expect(unsafe_code, reason = "several threads write to one buffer")]
+unsafe impl Sync for Output {}
+// SAFETY: as above.
+#[expect(unsafe_code, reason = "several threads write to one buffer")]
+unsafe impl Send for Output {}
+
+impl Output {
+    fn from_row(self, row: usize) -> Output {
+        Output {
+            start: self.start.wrapping_add(row),
+            stride: self.stride,
+        }
+    }
+
+    /// Writes the value of row `row` (of the rows at hand) for token `t`.
+    ///
+    /// # Safety
+    /// `t` is below the input's width and `row` is one of the rows at hand.
+    #[inline(always)]
+    #[expect(unsafe_code, reason = "several threads write to one buffer")]
+    pub(super) unsafe fn set(self, t: usize, row: usize, value: f32) {
+        // SAFETY: `matmul_all` checked that every row and token at hand lies inside the buffer, and gave these rows
+        // to this thread alone.
+        unsafe { *self.start.add(t * self.stride + row) = value }
+    }
+
+    /// The address for token `t` of the first of the rows at hand.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    pub(super) fn token(self, t: usize) -> *mut f32 {
+        self.start.wrapping_add(t * self.stride)
+    }
+}
+
+fn multiply_rows(set: InstructionSet, weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
+    match storage(weight.kind) {
+        Storage::F32 | Storage::F16 | Storage::BF16 => float::rows(set, weight, x, out),
+        Storage::Blocks32(format) => match set {
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => avx512::rows_of_blocks32(format, weight, x, out),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => avx2::rows_of_blocks32(format, weight, x, out),
+            _ => portable::rows_of_blocks32(format, weight, x, out),
+        },
+        Storage::Blocks256(format) => match set {
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx512 => avx512::rows_of_blocks256(format, weight, x, out),
+            #[cfg(target_arch = "x86_64")]
+            InstructionSet::Avx2 => avx2::rows_of_blocks256(format, weight, x, out),
+            _ => portable::rows_of_blocks256(format, weight, x, out),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,62 @@
+//! The bytes of the pages: keys and values of every layer, in f16. A page holds `PAGE_TOKENS` positions of all layers;
+//! inside it each layer has one run of elements in the layout that `kernels::attention` reads.
+
+use super::PageId;
+use crate::kernels::AttentionShape;
+use crate::memory::Region;
+
+/// All pages of one model. Lives on the engine thread.
+pub struct KvStore {
+    region: Region,
+    layers: Vec<AttentionShape>,
+    /// Where each layer starts in a page, in elements.
+    starts: Vec<usize>,
+    page_elements: usize,
+}
+
+impl KvStore {
+    /// # Panics
+    /// When the region does not hold `pages` pages of this shape: the plan that sized it is another model's.
+    pub fn new(region: Region, layers: Vec<AttentionShape>, pages: usize) -> KvStore {
+        let mut page_elements = 0;
+        let starts = layers
+            .iter()
+            .map(|layer| {
+                let start = page_elements;
+                page_elements += layer.page_elements();
+                start
+            })
+            .collect();
+        assert!(
+            region.u16s().len() >= pages * page_elements,
+            "{pages} pages of {page_elements} elements in {} bytes",
+            region.bytes().len()
+        );
+        KvStore {
+            region,
+            layers,
+            starts,
+            page_elements,
+        }
+    }
+
+    pub fn shape(&self, layer: usize) -> &AttentionShape {
+        &self.layers[layer]
+    }
+
+    /// One layer's part of one page.
+    pub fn page(&self, layer: usize, page: PageId) -> &[u16] {
+        let (start, end) = self.range(layer, page);
+        &self.region.u16s()[start..end]
+    }
+
+    pub fn page_mut(&mut self, layer: usize, page: PageId) -> &mut [u16] {
+        let (start, end) = self.range(layer, page);
+        &mut self.region.u16s_mut()[start..end]
+    }
+
+    fn range(&self, layer: usize, page: PageId) -> (usize, usize) {
+        let start = page.0 as usize * self.page_elements + self.starts[layer];
+        (start, start + self.layers[layer].page_elements())
+    }
+}

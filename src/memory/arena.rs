@@ -1,0 +1,468 @@
+//! An arena: the memory of one tier, taken from the kernel in one piece at start.
+//!
+//! The plan says how many bytes; nothing else allocates weights, pages or I/O buffers. Weights and rings are taken
+//! from the low end, the KV cache from the high end. Nothing is given back: an arena lives as long as its plan.
+//!
+//! Threads: an `Arena` is shared by `Arc`. Allocation takes a mutex; access to the bytes takes none, and who may touch
+//! which span when is the contract of `bytes` and `bytes_mut`.
+
+#![expect(
+    unsafe_code,
+    reason = "maps anonymous memory and lends slices of it by the contract of its unsafe functions"
+)]
+
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Mutex, PoisonError};
+
+/// Every span starts at a multiple of this and has a multiple of it as its length: a page, and at least the logical
+/// block of every disk that is read directly.
+pub const SPAN_ALIGNMENT: usize = 4096;
+
+/// The kernel's huge page on x86-64 and on arm64 with 4 KiB pages. An arena starts at a multiple of it.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// A range of one arena.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Span {
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+impl Span {
+    pub const fn end(self) -> usize {
+        self.offset + self.bytes
+    }
+
+    /// The part of this span that starts `offset` bytes in and is `bytes` long.
+    ///
+    /// # Panics
+    /// When the part does not lie inside the span.
+    pub fn part(self, offset: usize, bytes: usize) -> Span {
+        assert!(
+            offset <= self.bytes && bytes <= self.bytes - offset,
+            "{bytes} bytes at {offset} of a span of {} bytes",
+            self.bytes
+        );
+        Span {
+            offset: self.offset + offset,
+            bytes,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryError {
+    #[error("map {bytes} bytes for the {arena} arena: {source}")]
+    Map {
+        arena: &'static str,
+        bytes: usize,
+        source: io::Error,
+    },
+    #[error("the {arena} arena has {free} bytes left and {bytes} are needed")]
+    Exhausted {
+        arena: &'static str,
+        bytes: usize,
+        free: usize,
+    },
+    #[error(
+        "lock the {bytes} bytes of the {arena} arena in RAM: {source} (the limit `ulimit -l` is {limit}; raise it or \
+         run without locking)"
+    )]
+    Lock {
+        arena: &'static str,
+        bytes: usize,
+        limit: String,
+        source: io::Error,
+    },
+    #[error("map {file}: {source}")]
+    MapFile {
+        file: std::path::PathBuf,
+        source: io::Error,
+    },
+}
+
+/// One contiguous anonymous mapping, zeroed, not prefaulted; the kernel is asked for huge pages.
+pub struct Arena {
+    name: &'static str,
+    base: NonNull<u8>,
+    bytes: usize,
+    /// What lies between the two is free. Both are multiples of `SPAN_ALIGNMENT`, low <= high <= bytes.
+    border: Mutex<Border>,
+}
+
+struct Border {
+    low: usize,
+    high: usize,
+}
+
+// SAFETY: the mapping belongs to this value alone and to no thread; it is unmapped once, in drop. All access to its
+// bytes goes through the unsafe functions below, whose contracts exclude conflicting access from any thread.
+unsafe impl Send for Arena {}
+// SAFETY: as above; the shared functions read plain fields or take the mutex.
+unsafe impl Sync for Arena {}
+
+impl Arena {
+    /// Maps `bytes`, rounded up to `SPAN_ALIGNMENT`. Zero is an arena in which nothing can be allocated.
+    pub fn new(name: &'static str, bytes: usize) -> Result<Arena, MemoryError> {
+        let error = |source| MemoryError::Map {
+            arena: name,
+            bytes,
+            source,
+        };
+        let too_large = || error(io::Error::from(io::ErrorKind::OutOfMemory));
+        let rounded = round_up(bytes).ok_or_else(too_large)?;
+        let base = if rounded == 0 {
+            // No access is ever made through this pointer: every span of an empty arena is empty.
+            NonNull::<u8>::dangling()
+        } else {
+            let mapped = rounded
+                .checked_add(HUGE_PAGE_BYTES)
+                .filter(|&mapped| isize::try_from(mapped).is_ok())
+                .ok_or_else(too_large)?;
+            map_aligned(rounded, mapped).map_err(error)?
+        };
+        Ok(Arena {
+            name,
+            base,
+            bytes: rounded,
+            border: Mutex::new(Border {
+                low: 0,
+                high: rounded,
+            }),
+        })
+    }
+
+    /// The name of the tier, for messages.
+    pub fn name(&self) -> &'static str {
+        self.name
+    }
+
+    pub fn bytes_total(&self) -> usize {
+        self.bytes
+    }
+
+    /// Takes `bytes` (rounded up to `SPAN_ALIGNMENT`) from the low end: weights, rings, scratch.
+    pub fn allocate_low(&self, bytes: usize) -> Result<Span, MemoryError> {
+        let mut border = self.lock_border();
+        let bytes = self.fitting(&border, bytes)?;
+        let offset = border.low;
+        border.low += bytes;
+        Ok(Span { offset, bytes })
+    }
+
+    /// Takes `bytes` (rounded up to `SPAN_ALIGNMENT`) from the high end: the KV cache.
+    pub fn allocate_high(&self, bytes: usize) -> Result<Span, MemoryError> {
+        let mut border = self.lock_border();
+        let bytes = self.fitting(&border, bytes)?;
+        border.high -= bytes;
+        Ok(Span {
+            offset: border.high,
+            bytes,
+        })
+    }
+
+    /// The largest span that can still be allocated.
+    pub fn largest_free(&self) -> usize {
+        let border = self.lock_border();
+        border.high - border.low
+    }
+
+    fn fitting(&self, border: &Border, bytes: usize) -> Result<usize, MemoryError> {
+        let free = border.high - border.low;
+        round_up(bytes)
+            .filter(|&rounded| rounded <= free)
+            .ok_or(MemoryError::Exhausted {
+                arena: self.name,
+                bytes,
+                free,
+            })
+    }
+
+    fn lock_border(&self) -> std::sync::MutexGuard<'_, Border> {
+        // Nothing panics while the mutex is held, and the two numbers are valid after each statement.
+        self.border.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether `bytes` bytes at `pointer` lie inside this arena.
+    pub fn contains(&self, pointer: *const u8, bytes: usize) -> bool {
+        pointer
+            .addr()
+            .checked_sub(self.base.addr().get())
+            .is_some_and(|offset| offset <= self.bytes && bytes <= self.bytes - offset)
+    }
+
+    /// The address of a span's first byte, valid for `span.bytes` bytes while the arena lives.
+    ///
+    /// # Panics
+    /// When the span does not lie inside this arena.
+    pub fn pointer(&self, span: Span) -> *mut u8 {
+        assert!(
+            span.offset <= self.bytes && span.bytes <= self.bytes - span.offset,
+            "{span:?} lies outside the {} arena of {} bytes",
+            self.name,
+            self.bytes
+        );
+        // SAFETY: the offset is at most the length of the mapping (asserted above), which is at most isize::MAX, so
+        // the result points into the mapping or one past its end. In an empty arena the offset is 0.
+        unsafe { self.base.as_ptr().add(span.offset) }
+    }
+
+    /// The bytes of a span.
+    ///
+    /// # Safety
+    /// For as long as the slice lives, nothing writes the span: no `Reader` has a read into it in flight, no
+    /// `CopyStream` a copy to it, and nobody holds `bytes_mut` of an overlapping span.
+    ///
+    /// # Panics
+    /// When the span does not lie inside this arena.
+    pub unsafe fn bytes(&self, span: Span) -> &[u8] {
+        let pointer = self.pointer(span);
+        // SAFETY: `pointer` checked that the span lies inside the mapping, which is readable, initialised (anonymous
+        // memory is zeroed) and lives as long as `self`; u8 needs no alignment. The caller excludes writers.
+        unsafe { std::slice::from_raw_parts(pointer, span.bytes) }
+    }
+
+    /// The bytes of a span, to be written.
+    ///
+    /// # Safety
+    /// For as long as the slice lives, nothing else reads or writes the span: no `Reader` has a read into it in flight,
+    /// no `CopyStream` a copy from or to it, and nobody holds `bytes` or `bytes_mut` of an overlapping span.
+    ///
+    /// # Panics
+    /// When the span does not lie inside this arena.
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "spans of one arena are lent to different owners at once; the contract excludes overlap"
+    )]
+    pub unsafe fn bytes_mut(&self, span: Span) -> &mut [u8] {
+        let pointer = self.pointer(span);
+        // SAFETY: as in `bytes`; the mapping is writable, and the caller excludes all other access to the span.
+        unsafe { std::slice::from_raw_parts_mut(pointer, span.bytes) }
+    }
+
+    /// Fills a span with 0xFF: a NaN in every float format, so that a use after release shows in the result.
+    ///
+    /// # Safety
+    /// As for `bytes_mut`, while the call lasts.
+    pub unsafe fn poison(&self, span: Span) {
+        // SAFETY: the caller upholds the contract of `bytes_mut`, and the slice ends with this statement.
+        unsafe { self.bytes_mut(span) }.fill(0xFF);
+    }
+
+    /// Locks the whole arena in RAM (which brings every page in: the time of writing it once).
+    pub fn lock(&self) -> Result<(), MemoryError> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: base and bytes are the mapping that this value owns; mlock reads and changes no byte of it.
+        if unsafe { libc::mlock(self.base.as_ptr().cast(), self.bytes) } == 0 {
+            return Ok(());
+        }
+        Err(MemoryError::Lock {
+            arena: self.name,
+            bytes: self.bytes,
+            limit: memory_lock_limit(),
+            source: io::Error::last_os_error(),
+        })
+    }
+}
+
+impl std::fmt::Debug for Arena {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Arena")
+            .field("name", &self.name)
+            .field("bytes", &self.bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // SAFETY: base and bytes are the whole mapping made by `new`, unmapped only here. Slices borrow `self`, and
+            // operations in flight hold an Arc of it, so none of them is left.
+            let result = unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
+            debug_assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        }
+    }
+}
+
+fn round_up(bytes: usize) -> Option<usize> {
+    bytes.checked_next_multiple_of(SPAN_ALIGNMENT)
+}
+
+/// Maps `mapped` bytes and keeps the `bytes` in them that start at a huge page.
+///
+/// `bytes` is a multiple of the page size, above 0, and `mapped` exceeds it by one huge page.
+fn map_aligned(bytes: usize, mapped: usize) -> io::Result<NonNull<u8>> {
+    // SAFETY: a new anonymous mapping at an address of the kernel's choice touches no memory that is in use.
+    let start = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            mapped,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    if start == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    let start = start.cast::<u8>();
+    let head = start.addr().next_multiple_of(HUGE_PAGE_BYTES) - start.addr();
+    let tail = mapped - head - bytes;
+    // SAFETY: head < HUGE_PAGE_BYTES = mapped - bytes, so head + bytes is inside the mapping just made, and both ends
+    // are page-aligned. The pieces that are unmapped are its first `head` and last `tail` bytes, to which no pointer
+    // has been given out. A failure would only leave address space unused.
+    unsafe {
+        let base = start.add(head);
+        if head > 0 {
+            libc::munmap(start.cast(), head);
+        }
+        if tail > 0 {
+            libc::munmap(base.add(bytes).cast(), tail);
+        }
+        // Advice: where the kernel has no huge pages, small ones serve.
+        libc::madvise(base.cast(), bytes, libc::MADV_HUGEPAGE);
+        NonNull::new(base).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))
+    }
+}
+
+/// The limit on locked memory in words, as `ulimit -l` counts it.
+pub(super) fn memory_lock_limit() -> String {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel writes one rlimit into a local of that type.
+    let result = unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) };
+    match (result, limit.rlim_cur) {
+        (0, libc::RLIM_INFINITY) => "unlimited".to_owned(),
+        (0, bytes) => format!("{} KiB", bytes / 1024),
+        _ => "unknown".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_grow_from_both_ends_aligned_and_never_overlap() {
+        let arena = Arena::new("host", 10 * SPAN_ALIGNMENT).unwrap();
+        let low = arena.allocate_low(1).unwrap();
+        let high = arena.allocate_high(SPAN_ALIGNMENT + 1).unwrap();
+        let next = arena.allocate_low(5000).unwrap();
+        assert_eq!((low.offset, low.bytes), (0, 4096));
+        assert_eq!((high.offset, high.bytes), (8 * 4096, 8192));
+        assert_eq!((next.offset, next.bytes), (4096, 8192));
+        assert_eq!(arena.largest_free(), 5 * 4096);
+        assert_eq!(arena.pointer(low).addr() % HUGE_PAGE_BYTES, 0);
+    }
+
+    #[test]
+    fn exhaustion_names_what_is_short_and_takes_nothing() {
+        let arena = Arena::new("device", 3 * SPAN_ALIGNMENT).unwrap();
+        arena.allocate_high(4096).unwrap();
+        for bytes in [8193, usize::MAX, usize::MAX - 5000] {
+            let error = arena.allocate_low(bytes).unwrap_err();
+            assert!(
+                matches!(
+                    error,
+                    MemoryError::Exhausted {
+                        arena: "device",
+                        free: 8192,
+                        ..
+                    }
+                ),
+                "{error}"
+            );
+        }
+        assert_eq!(arena.allocate_low(8192).unwrap().bytes, 8192);
+        assert_eq!(arena.largest_free(), 0);
+        assert_eq!(arena.allocate_low(0).unwrap().bytes, 0);
+    }
+
+    #[test]
+    fn an_empty_arena_holds_nothing() {
+        let arena = Arena::new("device", 0).unwrap();
+        assert_eq!(arena.largest_free(), 0);
+        assert!(arena.allocate_low(1).is_err());
+        let empty = arena.allocate_high(0).unwrap();
+        // SAFETY: the span is empty.
+        assert!(unsafe { arena.bytes(empty) }.is_empty());
+        arena.lock().unwrap();
+    }
+
+    #[test]
+    fn an_arena_that_no_machine_has_is_an_error() {
+        for bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
+            assert!(matches!(
+                Arena::new("host", bytes),
+                Err(MemoryError::Map { .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn contains_holds_at_the_borders() {
+        let arena = Arena::new("host", 2 * SPAN_ALIGNMENT).unwrap();
+        let start = arena.pointer(Span {
+            offset: 0,
+            bytes: 0,
+        });
+        assert!(arena.contains(start, 8192));
+        assert!(arena.contains(start.wrapping_add(8192), 0));
+        assert!(!arena.contains(start.wrapping_add(8192), 1));
+        assert!(!arena.contains(start.wrapping_sub(1), 1));
+        assert!(!arena.contains(start, 8193));
+        assert!(!arena.contains(start.wrapping_add(1), usize::MAX));
+    }
+
+    #[test]
+    fn memory_is_zero_until_written_and_nan_after_poison() {
+        let arena = Arena::new("host", 4 * SPAN_ALIGNMENT).unwrap();
+        let span = arena.allocate_low(8192).unwrap();
+        let other = arena.allocate_low(4096).unwrap();
+        // SAFETY: this thread is the only user of the arena, and no two slices live at once.
+        unsafe {
+            assert!(arena.bytes(span).iter().all(|&byte| byte == 0));
+            arena.bytes_mut(other).fill(7);
+            arena.poison(span);
+            assert!(arena.bytes(span).iter().all(|&byte| byte == 0xFF));
+            assert!(arena.bytes(other).iter().all(|&byte| byte == 7));
+        }
+        assert!(f32::from_le_bytes([0xFF; 4]).is_nan());
+    }
+
+    #[test]
+    #[should_panic(expected = "lies outside the host arena")]
+    fn a_span_of_another_arena_is_refused() {
+        let arena = Arena::new("host", SPAN_ALIGNMENT).unwrap();
+        arena.pointer(Span {
+            offset: 4096,
+            bytes: 1,
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "of a span of")]
+    fn a_part_outside_its_span_is_refused() {
+        Span {
+            offset: 4096,
+            bytes: 4096,
+        }
+        .part(1, 4096);
+    }
+
+    #[test]
+    fn locking_works_or_names_the_limit() {
+        let arena = Arena::new("host", 1 << 20).unwrap();
+        if let Err(error) = arena.lock() {
+            assert!(error.to_string().contains("ulimit -l"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! The test instrument: a `BlockReader` over bytes in memory that misbehaves as it is told.
+//!
+//! It shortens reads, fails them, flips bits, holds completions back and returns them in another order, all from one
+//! seed, so that a failure seen once is seen again. Unit tests and the tests in `tests/` use it; nothing else does.
+//! Time enters only where a test asks for real milliseconds; otherwise a delay is a matter of order alone.
+
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::block_reader::{BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker};
+
+/// What goes wrong. The default is nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Faults {
+    /// Probability that a read returns fewer bytes than were asked for, at least one.
+    pub short_reads: f64,
+    /// Probability that a read fails with EIO; the same read may succeed the next time.
+    pub errors: f64,
+    /// Probability that a read fails with EINTR or EAGAIN.
+    pub interruptions: f64,
+    /// Reads that cover one of these file offsets fail with EIO, until the faults are changed.
+    pub broken: Vec<u64>,
+    /// As `broken`, but an offset is mended by the first read that fails on it.
+    pub broken_once: Vec<u64>,
+    /// Probability that one bit of what a read returns is wrong.
+    pub flipped_bits: f64,
+    /// Completions come in random order, and some later than they could.
+    pub reorder: bool,
+    /// Real time that each read takes, one after another.
+    pub read_time: Duration,
+    /// The file has lost what lay past this size since it was opened.
+    pub shrunk_to: Option<u64>,
+    /// Nothing completes while this is set.
+    pub held: bool,
+}
+
+pub struct FaultyReader {
+    identity: FileIdentity,
+    limits: Limits,
+    content: Vec<u8>,
+    random: ChaCha8Rng,
+    in_flight: Vec<BlockRead>,
+    control: FaultControl,
+}
+
+/// Changes the faults while the reader is at work; clones control the same reader.
+#[derive(Clone, Default)]
+pub struct FaultControl(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    faults: Faults,
+    woken: bool,
+    submitted: u64,
+    completed: u64,
+}
+
+impl FaultControl {
+    pub fn set(&self, faults: Faults) {
+        self.lock().faults = faults;
+        self.0.changed.notify_all();
+    }
+
+    pub fn change(&self, change: impl FnOnce(&mut Faults)) {
+        change(&mut self.lock().faults);
+        self.0.changed.notify_all();
+    }
+
+    /// Blocks until that many reads have been submitted since the start.
+    pub fn wait_for_submitted(&self, reads: u64) {
+        let mut state = self.lock();
+        while state.submitted < reads {
+            state = self.wait(state);
+        }
+    }
+
+    pub fn submitted(&self) -> u64 {
+        self.lock().submitted
+    }
+
+    pub fn completed(&self) -> u64 {
+        self.lock().completed
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.0
+            .changed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl FaultyReader {
+    /// A reader of `content` with blocks of 512 bytes, 8 slots, requests of 16 KiB and a border every 64 KiB: small, so
+    /// that small tests meet every limit. `with_limits` changes them.
+    pub fn new(content: Vec<u8>, seed: u64, faults: Faults) -> FaultyReader {
+        let identity = FileIdentity {
+            path: Path::new("faulty.gguf").to_owned(),
+            bytes: content.len() as u64,
+            device: 0,
+            inode: 0,
+            modified: (0, 0),
+        };
+        FaultyReader::with_identity(identity, content, seed, faults)
+    }
+
+    /// A reader of what is in the file now.
+    pub fn open(path: &Path, seed: u64, faults: Faults) -> io::Result<FaultyReader> {
+        let mut identity = FileIdentity::at(path)?;
+        let content = std::fs::read(path)?;
+        identity.bytes = content.len() as u64;
+        Ok(FaultyReader::with_identity(identity, content, seed, faults))
+    }
+
+    fn with_identity(
+        identity: FileIdentity,
+        content: Vec<u8>,
+        seed: u64,
+        faults: Faults,
+    ) -> FaultyReader {
+        let control = FaultControl::default();
+        control.set(faults);
+        FaultyReader {
+            identity,
+            limits: Limits {
+                block_bytes: 512,
+                in_flight_max: 8,
+                request_bytes_max: 16 << 10,
+                border_bytes: 64 << 10,
+            },
+            content,
+            random: ChaCha8Rng::seed_from_u64(seed),
+            in_flight: Vec::new(),
+            control,
+        }
+    }
+
+    pub fn with_limits(mut self, limits: Limits) -> FaultyReader {
+        self.limits = limits;
+        self
+    }
+
+    pub fn control(&self) -> FaultControl {
+        self.control.clone()
+    }
+
+    /// Ends one read under `faults`; `broken_once` loses the offsets that it failed on.
+    fn finish(&mut self, mut read: BlockRead, faults: &mut Faults) -> BlockReadDone {
+        let result = self.outcome(&read, faults);
+        if let Ok(bytes @ 1..) = result {
+            let start = read.file_offset as usize;
+            let mut copy = self.content[start..start + bytes].to_vec();
+            if self.random.random_bool(faults.flipped_bits) {
+                let byte = self.random.random_range(0..bytes);
+                copy[byte] ^= 1 << self.random.random_range(0..8);
+            }
+            read.buffer.write(&copy);
+        }
+        BlockReadDone {
+            slot: read.slot,
+            buffer: read.buffer,
+            result,
+        }
+    }
+
+    /// The bytes that a read returns; they lie inside the content.
+    fn outcome(&mut self, read: &BlockRead, faults: &mut Faults) -> io::Result<usize> {
+        let size = faults.shrunk_to.unwrap_or(u64::MAX);
+        let size = size.min(self.content.len() as u64);
+        let bytes = read.buffer.span().bytes;
+        let end = size.min(read.file_offset + bytes as u64);
+        let bytes = end.saturating_sub(read.file_offset) as usize;
+        let covers = |offset: &u64| (read.file_offset..end).contains(offset);
+        let mended = faults.broken_once.len();
+        faults.broken_once.retain(|offset| !covers(offset));
+        if faults.broken_once.len() < mended
+            || faults.broken.iter().any(covers)
+            || self.random.random_bool(faults.errors)
+        {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
+        if self.random.random_bool(faults.interruptions) {
+            let codes = [libc::EINTR, libc::EAGAIN];
+            return Err(io::Error::from_raw_os_error(
+                codes[self.random.random_range(0..2)],
+            ));
+        }
+        if bytes > 1 && self.random.random_bool(faults.short_reads) {
+            return Ok(self.random.random_range(1..bytes));
+        }
+        Ok(bytes)
+    }
+}
+
+impl BlockReader for FaultyReader {
+    fn file(&self) -> &FileIdentity {
+        &self.identity
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn waker(&self) -> Waker {
+        let control = self.control.clone();
+        Arc::new(move || {
+            control.lock().woken = true;
+            control.0.changed.notify_all();
+        })
+    }
+
+    fn submit(&mut self, read: BlockRead) {
+        // What a disk would refuse, and what the limits forbid, is a fault of the code under test.
+        let (span, limits) = (read.buffer.span(), self.limits);
+        let block = limits.block_bytes as usize;
+        assert!(
+            span.bytes > 0
+                && span.bytes <= limits.request_bytes_max
+                && span.bytes.is_multiple_of(block)
+                && read.buffer.pointer().addr().is_multiple_of(block)
+                && read.file_offset.is_multiple_of(block as u64)
+                && span.offset / limits.border_bytes == (span.end() - 1) / limits.border_bytes,
+            "{span:?} at byte {} of the file keeps to {limits:?}",
+            read.file_offset
+        );
+        assert!(
+            read.slot < limits.in_flight_max && self.in_flight.iter().all(|r| r.slot != read.slot)
+        );
+        for other in &self.in_flight {
+            let other = other.buffer.span();
+            assert!(
+                other.end() <= span.offset || span.end() <= other.offset,
+                "{span:?} and {other:?} are in flight at once"
+            );
+        }
+        self.in_flight.push(read);
+        self.control.lock().submitted += 1;
+        self.control.0.changed.notify_all();
+    }
+
+    fn wait(&mut self, ended: &mut Vec<BlockReadDone>) {
+        let control = self.control.clone();
+        let mut state = control.lock();
+        while !state.woken && (self.in_flight.is_empty() || state.faults.held) {
+            state = control.wait(state);
+        }
+        state.woken = false;
+        if self.in_flight.is_empty() || state.faults.held {
+            return;
+        }
+        let mut faults = state.faults.clone();
+        drop(state);
+        let count = if faults.reorder {
+            self.random.random_range(1..=self.in_flight.len())
+        } else {
+            1
+        };
+        for _ in 0..count {
+            let next = if faults.reorder {
+                self.random.random_range(0..self.in_flight.len())
+            } else {
+                0
+            };
+            let read = self.in_flight.remove(next);
+            std::thread::sleep(faults.read_time);
+            ended.push(self.finish(read, &mut faults));
+        }
+        let mut state = control.lock();
+        state.completed += count as u64;
+        state.faults.broken_once = faults.broken_once;
+        drop(state);
+        control.0.changed.notify_all();
+    }
+}

@@ -1,0 +1,730 @@
+//! The storage reader: the handle to the I/O thread, and the ladder of ways to read.
+//!
+//! The ladder, best first: io_uring with registered memory and file, plain io_uring, `pread` past the page cache,
+//! `pread` through it. The first that the kernel, the file system and the limits of the process permit is taken, and
+//! the reason of each step down is kept for the log, the memory view and the metrics.
+
+use std::fmt;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
+use std::thread::{JoinHandle, ThreadId};
+
+use super::TransferTotals;
+use super::arena::{Arena, Span};
+use super::block_reader::{
+    BlockRead, BlockReader, Buffer, FileIdentity, Limits, MAX_BLOCK_BYTES, Waker, direct_alignment,
+    logical_block_bytes,
+};
+use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Shared};
+use super::io_uring::IoUringReader;
+use super::pread::{PreadReader, read_at};
+
+/// Tickets that may be outstanding before `read` waits for one to end. Callers keep one per ring entry and two more, so
+/// they never see this bound; it is here because every queue has one.
+pub const QUEUED_TICKETS_MAX: usize = 1024;
+
+/// A request's length: disks reach their rate with a few requests of a megabyte.
+const REQUEST_BYTES_MAX: usize = 1 << 20;
+/// More than any disk needs for its rate with requests of that length, so that the queue does not run dry between the
+/// I/O thread's turns.
+const IN_FLIGHT_MAX: u32 = 32;
+/// The longest buffer that io_uring registers.
+const REGISTERED_BYTES_MAX: usize = 1 << 30;
+
+/// The way to read that was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReaderChoice {
+    /// The best that works.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    IoUring,
+    /// `pread`, although io_uring may work.
+    Pread,
+}
+
+/// The way to read that was taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rung {
+    IoUringRegistered,
+    IoUring,
+    PreadDirect,
+    PreadBuffered,
+}
+
+impl Rung {
+    /// The value of the label `reader` in metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Rung::IoUringRegistered => "io_uring_registered",
+            Rung::IoUring => "io_uring",
+            Rung::PreadDirect => "pread_direct",
+            Rung::PreadBuffered => "pread_buffered",
+        }
+    }
+}
+
+impl fmt::Display for Rung {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(self.name())
+    }
+}
+
+/// Reads one file into one arena. Dropping it waits for every ticket to be reported.
+pub struct Reader {
+    rung: Rung,
+    reason: String,
+    limits: Limits,
+    file: FileIdentity,
+    arena: Arc<Arena>,
+    shared: Arc<Shared>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+    thread_id: ThreadId,
+}
+
+impl Reader {
+    /// Opens the file and starts the I/O thread. `on_done` is called there once per ticket; it may call `read`, and must
+    /// neither block nor call `drain`.
+    pub fn start(
+        path: &Path,
+        arena: Arc<Arena>,
+        choice: ReaderChoice,
+        on_done: Box<dyn Fn(ReadDone) + Send>,
+    ) -> Result<Reader, ReadError> {
+        let (block_reader, rung, reason) = open(path, &arena, choice)?;
+        Reader::spawn(block_reader, rung, reason, arena, on_done)
+    }
+
+    /// A reader over an implementation of the caller's, for tests. It calls itself `PreadBuffered`.
+    pub fn with_block_reader(
+        block_reader: Box<dyn BlockReader>,
+        arena: Arc<Arena>,
+        on_done: Box<dyn Fn(ReadDone) + Send>,
+    ) -> Result<Reader, ReadError> {
+        let reason = "a block reader was given".to_owned();
+        Reader::spawn(block_reader, Rung::PreadBuffered, reason, arena, on_done)
+    }
+
+    fn spawn(
+        block_reader: Box<dyn BlockReader>,
+        rung: Rung,
+        reason: String,
+        arena: Arc<Arena>,
+        on_done: Box<dyn Fn(ReadDone) + Send>,
+    ) -> Result<Reader, ReadError> {
+        let limits = block_reader.limits();
+        let block = limits.block_bytes as usize;
+        assert!(
+            block.is_power_of_two()
+                && limits.in_flight_max > 0
+                && limits.request_bytes_max >= block
+                && limits.request_bytes_max.is_multiple_of(block)
+                && limits.border_bytes >= block
+                && limits.border_bytes.is_multiple_of(block),
+            "{limits:?}"
+        );
+        let shared = Arc::new(Shared::default());
+        let waker = block_reader.waker();
+        let file = block_reader.file().clone();
+        let io_thread = IoThread::new(
+            block_reader,
+            Arc::clone(&arena),
+            Arc::clone(&shared),
+            on_done,
+        );
+        let thread = std::thread::Builder::new()
+            .name("strata-io".to_owned())
+            .spawn(move || io_thread.run())
+            .map_err(|source| ReadError::Thread { source })?;
+        Ok(Reader {
+            rung,
+            reason,
+            limits,
+            file,
+            arena,
+            shared,
+            waker,
+            thread_id: thread.thread().id(),
+            thread: Some(thread),
+        })
+    }
+
+    /// Queues the pieces under a number of the caller's choice and returns. The pieces' spans belong to the reader until
+    /// `on_done` reports the ticket: until then nobody reads or writes them.
+    ///
+    /// # Panics
+    /// When a piece is not aligned to `block_bytes` or lies outside the arena.
+    pub fn read(&self, ticket: u64, pieces: Vec<ReadPiece>) {
+        for piece in &pieces {
+            let block = self.limits.block_bytes as usize;
+            assert!(
+                piece.file_offset.is_multiple_of(block as u64)
+                    && piece.span.offset.is_multiple_of(block)
+                    && piece.span.bytes.is_multiple_of(block),
+                "{piece:?} is aligned to {block} bytes"
+            );
+            self.arena.pointer(piece.span);
+        }
+        let mut state = self.shared.lock();
+        // On the I/O thread itself, in `on_done`, waiting would be for ever; there one ticket goes as one comes.
+        while state.outstanding >= QUEUED_TICKETS_MAX && !self.on_io_thread() {
+            state = self
+                .shared
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        state.outstanding += 1;
+        state.queue.push_back((ticket, pieces));
+        drop(state);
+        (self.waker)();
+    }
+
+    /// Waits until every ticket given so far, and every ticket given meanwhile, has been reported.
+    pub fn drain(&self) {
+        assert!(!self.on_io_thread(), "drain is not called by on_done");
+        let mut state = self.shared.lock();
+        while state.outstanding > 0 {
+            state = self
+                .shared
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    pub fn rung(&self) -> Rung {
+        self.rung
+    }
+
+    /// Why this rung and no better one, in words for the log.
+    pub fn rung_reason(&self) -> &str {
+        &self.reason
+    }
+
+    /// What pieces are aligned to.
+    pub fn block_bytes(&self) -> u32 {
+        self.limits.block_bytes
+    }
+
+    /// The file as it was when opened; compare with `FileIdentity::at` to see whether it was replaced.
+    pub fn file_identity(&self) -> &FileIdentity {
+        &self.file
+    }
+
+    /// Bytes that arrived, and the time during which at least one request was in flight.
+    pub fn totals(&self) -> TransferTotals {
+        self.shared.totals()
+    }
+
+    fn on_io_thread(&self) -> bool {
+        std::thread::current().id() == self.thread_id
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.shared.lock().stop = true;
+        (self.waker)();
+        let on_io_thread = self.on_io_thread();
+        if let Some(thread) = self.thread.take().filter(|_| !on_io_thread) {
+            // A thread that panicked has ended the process already.
+            drop(thread.join());
+        }
+    }
+}
+
+/// Walks down the ladder.
+fn open(
+    path: &Path,
+    arena: &Arena,
+    choice: ReaderChoice,
+) -> Result<(Box<dyn BlockReader>, Rung, String), ReadError> {
+    let open_error = |source| ReadError::Open {
+        file: path.to_owned(),
+        source,
+    };
+    let thread_error = |source| ReadError::Thread { source };
+    let limits = Limits {
+        block_bytes: logical_block_bytes(path),
+        in_flight_max: IN_FLIGHT_MAX,
+        request_bytes_max: REQUEST_BYTES_MAX,
+        border_bytes: REGISTERED_BYTES_MAX,
+    };
+    let buffered = File::open(path).map_err(open_error)?;
+    let identity = FileIdentity::of(path, &buffered).map_err(open_error)?;
+    let (file, refused) = match open_direct(path) {
+        Ok(direct) => (direct, None),
+        Err(reason) => (
+            buffered,
+            Some(format!("direct reads are refused: {reason}")),
+        ),
+    };
+    let through_cache = refused.is_some();
+    let mut reasons: Vec<String> = refused.into_iter().collect();
+
+    // io_uring through the page cache gains nothing over `pread`: it is taken only when asked for by name.
+    let try_io_uring = match choice {
+        ReaderChoice::Auto => !through_cache,
+        ReaderChoice::IoUring => true,
+        ReaderChoice::Pread => {
+            reasons.push("pread was asked for".to_owned());
+            false
+        }
+    };
+    if try_io_uring {
+        let for_ring = file.try_clone().map_err(open_error)?;
+        match IoUringReader::new(for_ring, identity.clone(), limits, through_cache) {
+            Ok(mut ring) => {
+                let rung = match ring.register(arena) {
+                    Ok(()) => Rung::IoUringRegistered,
+                    Err(reason) => {
+                        reasons.push(reason);
+                        Rung::IoUring
+                    }
+                };
+                return Ok((Box::new(ring), rung, in_words(&reasons)));
+            }
+            Err(source) if choice == ReaderChoice::IoUring => {
+                return Err(ReadError::IoUringRefused { source });
+            }
+            Err(error) => reasons.push(format!("io_uring is refused: {error}")),
+        }
+    }
+    let rung = if through_cache {
+        Rung::PreadBuffered
+    } else {
+        Rung::PreadDirect
+    };
+    let reader = PreadReader::new(file, identity, limits, through_cache).map_err(thread_error)?;
+    Ok((Box::new(reader), rung, in_words(&reasons)))
+}
+
+fn in_words(reasons: &[String]) -> String {
+    if reasons.is_empty() {
+        "the best there is".to_owned()
+    } else {
+        reasons.join("; ")
+    }
+}
+
+/// Opens the file for reads past the page cache and tries one: some file systems refuse the flag at open, others the
+/// first read. The error says why not, in words.
+fn open_direct(path: &Path) -> Result<File, String> {
+    if let Some(bytes) = direct_alignment(path).filter(|&bytes| bytes > MAX_BLOCK_BYTES) {
+        return Err(format!("the file system wants blocks of {bytes} bytes"));
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_DIRECT)
+        .open(path)
+        .map_err(|error| error.to_string())?;
+    try_read(&file).map_err(|error| error.to_string())?;
+    Ok(file)
+}
+
+/// Reads the first block of a file opened for direct reads.
+fn try_read(file: &File) -> io::Result<()> {
+    let bytes = MAX_BLOCK_BYTES as usize;
+    let arena = Arena::new("trial", bytes).map_err(io::Error::other)?;
+    let read = BlockRead {
+        slot: 0,
+        file_offset: 0,
+        buffer: Buffer::new(Arc::new(arena), Span { offset: 0, bytes }),
+    };
+    loop {
+        match read_at(file, &read) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result.map(drop),
+        }
+    }
+}
+
+#[cfg(test)]
+#[expect(
+    unsafe_code,
+    reason = "looks at spans whose ticket has been reported; forbids system calls to a thread"
+)]
+mod tests {
+    use super::*;
+    use rand::{RngExt, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+    use std::path::PathBuf;
+    use std::sync::mpsc;
+
+    const RUNGS: [Rung; 4] = [
+        Rung::IoUringRegistered,
+        Rung::IoUring,
+        Rung::PreadDirect,
+        Rung::PreadBuffered,
+    ];
+
+    /// The rung itself, or None where this machine does not have it, which is said.
+    fn at_rung(
+        rung: Rung,
+        path: &Path,
+        arena: &Arc<Arena>,
+        border_bytes: usize,
+    ) -> Option<Box<dyn BlockReader>> {
+        let limits = Limits {
+            block_bytes: logical_block_bytes(path),
+            in_flight_max: 16,
+            request_bytes_max: 128 << 10,
+            border_bytes,
+        };
+        let buffered = rung == Rung::PreadBuffered;
+        let file = if buffered {
+            File::open(path).unwrap()
+        } else {
+            match open_direct(path) {
+                Ok(file) => file,
+                Err(reason) => {
+                    eprintln!("skipped {rung}: {reason}");
+                    return None;
+                }
+            }
+        };
+        let identity = FileIdentity::of(path, &file).unwrap();
+        if matches!(rung, Rung::PreadDirect | Rung::PreadBuffered) {
+            let reader = PreadReader::new(file, identity, limits, buffered).unwrap();
+            return Some(Box::new(reader));
+        }
+        let mut ring = match IoUringReader::new(file, identity, limits, buffered) {
+            Ok(ring) => ring,
+            Err(error) => {
+                eprintln!("skipped {rung}: {error}");
+                return None;
+            }
+        };
+        if rung == Rung::IoUringRegistered
+            && let Err(reason) = ring.register(arena)
+        {
+            eprintln!("skipped {rung}: {reason}");
+            return None;
+        }
+        Some(Box::new(ring))
+    }
+
+    struct Model {
+        _directory: tempfile::TempDir,
+        path: PathBuf,
+        content: Vec<u8>,
+    }
+
+    fn model(bytes: usize) -> Model {
+        let mut random = ChaCha8Rng::seed_from_u64(bytes as u64);
+        let content: Vec<u8> = (0..bytes).map(|_| random.random()).collect();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
+        std::fs::write(&path, &content).unwrap();
+        Model {
+            _directory: directory,
+            path,
+            content,
+        }
+    }
+
+    fn collect() -> (Box<dyn Fn(ReadDone) + Send>, mpsc::Receiver<ReadDone>) {
+        let (sender, done) = mpsc::channel();
+        (Box::new(move |report| drop(sender.send(report))), done)
+    }
+
+    fn check(arena: &Arena, content: &[u8], piece: &ReadPiece) {
+        let start = (piece.file_offset as usize).min(content.len());
+        let end = (start + piece.span.bytes).min(content.len());
+        // SAFETY: called for pieces whose ticket has been reported.
+        let bytes = unsafe { arena.bytes(piece.span) };
+        assert!(bytes[..end - start] == content[start..end], "{piece:?}");
+    }
+
+    #[test]
+    fn every_rung_reads_the_same_bytes_at_odd_places() {
+        // The last size ends inside a block; the third inside the first one.
+        for size in [1 << 20, 4096, 77, (3 << 20) + 12_345] {
+            let model = model(size);
+            for rung in RUNGS {
+                let arena = Arc::new(Arena::new("host", 8 << 20).unwrap());
+                // Borders inside almost every piece.
+                let Some(block_reader) = at_rung(rung, &model.path, &arena, 256 << 10) else {
+                    continue;
+                };
+                let (on_done, done) = collect();
+                let reader =
+                    Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done).unwrap();
+                let block = reader.block_bytes() as usize;
+                let mut random = ChaCha8Rng::seed_from_u64(size as u64);
+                let mut pieces = vec![ReadPiece {
+                    file_offset: 0,
+                    span: Span {
+                        offset: 0,
+                        bytes: size.next_multiple_of(block),
+                    },
+                }];
+                let mut used = pieces[0].span.bytes;
+                loop {
+                    let bytes = block * random.random_range(1..1000);
+                    if used + bytes > 8 << 20 {
+                        break;
+                    }
+                    pieces.push(ReadPiece {
+                        file_offset: (block * random.random_range(0..size.div_ceil(block))) as u64,
+                        span: Span {
+                            offset: used,
+                            bytes,
+                        },
+                    });
+                    used += bytes;
+                }
+                for (ticket, pieces) in pieces.chunks(2).enumerate() {
+                    reader.read(ticket as u64, pieces.to_vec());
+                }
+                reader.drain();
+                for report in done.try_iter() {
+                    report.result.unwrap();
+                }
+                for piece in &pieces {
+                    check(&arena, &model.content, piece);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_rung_tells_that_the_file_shrank_and_lives_on() {
+        for rung in RUNGS {
+            let model = model(2 << 20);
+            let arena = Arc::new(Arena::new("host", 2 << 20).unwrap());
+            let Some(block_reader) = at_rung(rung, &model.path, &arena, 1 << 30) else {
+                continue;
+            };
+            let (on_done, done) = collect();
+            let reader =
+                Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done).unwrap();
+            File::options()
+                .write(true)
+                .open(&model.path)
+                .unwrap()
+                .set_len(300_000)
+                .unwrap();
+            let piece = |bytes| ReadPiece {
+                file_offset: 0,
+                span: Span { offset: 0, bytes },
+            };
+            reader.read(1, vec![piece(2 << 20)]);
+            match done.recv().unwrap().result {
+                Err(error @ ReadError::Truncated { offset, .. }) => {
+                    assert!(offset >= 300_000, "{rung}: {error}");
+                    assert!(error.to_string().contains("model.gguf"), "{error}");
+                }
+                other => panic!("{rung}: {other:?}"),
+            }
+            reader.read(2, vec![piece(256 << 10)]);
+            done.recv().unwrap().result.unwrap();
+            check(&arena, &model.content, &piece(256 << 10));
+            assert_ne!(
+                reader.file_identity(),
+                &FileIdentity::at(&model.path).unwrap()
+            );
+        }
+    }
+
+    #[test]
+    fn every_rung_survives_thousands_of_random_tickets() {
+        const REGION: usize = 128 << 10;
+        let model = model(5_000_001);
+        for rung in RUNGS {
+            let arena = Arc::new(Arena::new("host", 8 * REGION).unwrap());
+            let Some(block_reader) = at_rung(rung, &model.path, &arena, 64 << 10) else {
+                continue;
+            };
+            let (on_done, done) = collect();
+            let reader =
+                Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done).unwrap();
+            let block = reader.block_bytes() as usize;
+            let mut random = ChaCha8Rng::seed_from_u64(3);
+            let mut in_region = [ReadPiece {
+                file_offset: 0,
+                span: Span::default(),
+            }; 8];
+            for number in 0..2000 {
+                let region = if number < 8 {
+                    number
+                } else {
+                    let report = done.recv().unwrap();
+                    report.result.unwrap();
+                    let region = report.ticket as usize;
+                    check(&arena, &model.content, &in_region[region]);
+                    region
+                };
+                let bytes = block * random.random_range(1..=REGION / block);
+                in_region[region] = ReadPiece {
+                    file_offset: (block * random.random_range(0..5_000_001 / block)) as u64,
+                    span: Span {
+                        offset: region * REGION,
+                        bytes,
+                    },
+                };
+                reader.read(region as u64, vec![in_region[region]]);
+            }
+            reader.drain();
+            for report in done.try_iter() {
+                report.result.unwrap();
+                check(&arena, &model.content, &in_region[report.ticket as usize]);
+            }
+        }
+    }
+
+    fn start(path: &Path, choice: ReaderChoice) -> Result<Reader, ReadError> {
+        let arena = Arc::new(Arena::new("host", 1 << 20).unwrap());
+        let (on_done, done) = collect();
+        let reader = Reader::start(path, arena, choice, on_done)?;
+        reader.read(
+            1,
+            vec![ReadPiece {
+                file_offset: 0,
+                span: Span {
+                    offset: 0,
+                    bytes: 64 << 10,
+                },
+            }],
+        );
+        assert_eq!(done.recv().unwrap().result.unwrap(), 64 << 10);
+        Ok(reader)
+    }
+
+    #[test]
+    fn pread_by_name_is_never_io_uring() {
+        let model = model(64 << 10);
+        let reader = start(&model.path, ReaderChoice::Pread).unwrap();
+        assert!(matches!(
+            reader.rung(),
+            Rung::PreadDirect | Rung::PreadBuffered
+        ));
+        assert!(reader.rung_reason().contains("pread was asked for"));
+    }
+
+    #[test]
+    fn a_file_that_is_none_is_an_error_with_its_name() {
+        for path in ["/none/model.gguf", "/"] {
+            let Err(error) = start(Path::new(path), ReaderChoice::Auto) else {
+                panic!("{path} opens");
+            };
+            assert!(error.to_string().contains(path), "{error}");
+        }
+    }
+
+    /// On file systems of both kinds, where the machine has them: each gives a rung, and a reason for it.
+    #[test]
+    fn memory_file_systems_are_read_too() {
+        let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
+            eprintln!("skipped: no /dev/shm");
+            return;
+        };
+        let path = directory.path().join("model.gguf");
+        std::fs::write(&path, vec![3; 64 << 10]).unwrap();
+        for choice in [ReaderChoice::Auto, ReaderChoice::Pread] {
+            let reader = start(&path, choice).unwrap();
+            assert!(!reader.rung_reason().is_empty());
+        }
+    }
+
+    /// Makes one system call fail for the calling thread and the threads that it starts; where `operation` is given,
+    /// only with that value as its second argument.
+    ///
+    /// False where the system does not let a process do that, which is said.
+    fn forbid(call: libc::c_long, operation: Option<u32>, code: i32) -> bool {
+        let statement = |code: u32, jump_false: u8, value: u32| libc::sock_filter {
+            code: code as u16,
+            jt: 0,
+            jf: jump_false,
+            k: value,
+        };
+        let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        let give = libc::BPF_RET | libc::BPF_K;
+        // struct seccomp_data: the call's number at byte 0, the low half of its second argument at byte 24.
+        let mut filter = vec![statement(load, 0, 0)];
+        if let Some(operation) = operation {
+            filter.push(statement(equal, 3, call as u32));
+            filter.push(statement(load, 0, 24));
+            filter.push(statement(equal, 1, operation));
+        } else {
+            filter.push(statement(equal, 1, call as u32));
+        }
+        filter.push(statement(give, 0, libc::SECCOMP_RET_ERRNO | code as u32));
+        filter.push(statement(give, 0, libc::SECCOMP_RET_ALLOW));
+        let program = libc::sock_fprog {
+            len: filter.len() as u16,
+            filter: filter.as_mut_ptr(),
+        };
+        let mode = libc::SECCOMP_MODE_FILTER;
+        // SAFETY: the program points to `filter`, which outlives the call; the kernel copies it.
+        let forbidden = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+                && libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) == 0
+        };
+        if !forbidden {
+            eprintln!("skipped: {}", io::Error::last_os_error());
+        }
+        forbidden
+    }
+
+    #[test]
+    fn without_io_uring_auto_steps_down_and_its_name_is_an_error() {
+        let model = model(64 << 10);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                if !forbid(libc::SYS_io_uring_setup, None, libc::EPERM) {
+                    return;
+                }
+                let reader = start(&model.path, ReaderChoice::Auto).unwrap();
+                match reader.rung() {
+                    Rung::PreadDirect => assert!(
+                        reader.rung_reason().contains("io_uring is refused"),
+                        "{}",
+                        reader.rung_reason()
+                    ),
+                    Rung::PreadBuffered => assert!(
+                        reader.rung_reason().contains("direct reads are refused"),
+                        "{}",
+                        reader.rung_reason()
+                    ),
+                    other => panic!("{other}"),
+                }
+                let Err(error) = start(&model.path, ReaderChoice::IoUring) else {
+                    panic!("io_uring works where it is forbidden");
+                };
+                assert!(matches!(error, ReadError::IoUringRefused { .. }), "{error}");
+            });
+        });
+    }
+
+    #[test]
+    fn without_registration_io_uring_is_plain_and_says_why() {
+        let model = model(64 << 10);
+        let asked = start(&model.path, ReaderChoice::IoUring);
+        if let Err(error) = asked {
+            eprintln!("skipped: {error}");
+            return;
+        }
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // IORING_REGISTER_BUFFERS
+                if !forbid(libc::SYS_io_uring_register, Some(0), libc::ENOMEM) {
+                    return;
+                }
+                let reader = start(&model.path, ReaderChoice::IoUring).unwrap();
+                assert_eq!(reader.rung(), Rung::IoUring);
+                assert!(
+                    reader.rung_reason().contains("ulimit -l"),
+                    "{}",
+                    reader.rung_reason()
+                );
+            });
+        });
+    }
+}

@@ -1,0 +1,307 @@
+//! Regions: spans with an owner. The rest of the program moves memory by handing regions on: a read owns the region
+//! that it fills, a copy owns the region that it writes and shares the one that it reads, and both come back with the
+//! result. Bytes that are being written therefore cannot be seen by anyone, and no caller needs `unsafe`.
+
+#![expect(
+    unsafe_code,
+    reason = "turns the exclusive ownership of a region into slices of its arena"
+)]
+
+use super::arena::{Arena, MemoryError, Span};
+use super::block_reader::BlockReader;
+use super::event::Event;
+use super::io_thread::{ReadError, ReadPiece};
+use super::reader::{Reader, ReaderChoice, Rung};
+use super::stream::CopyStream;
+use super::{FileIdentity, TransferTotals};
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// A span of an arena that belongs to this value alone: arenas hand every byte out once, and regions are not cloned.
+#[derive(Debug)]
+pub struct Region {
+    arena: Arc<Arena>,
+    span: Span,
+}
+
+impl Region {
+    /// Takes memory from the low end of the arena: weights, rings, scratch.
+    pub fn allocate_low(arena: &Arc<Arena>, bytes: usize) -> Result<Region, MemoryError> {
+        let span = arena.allocate_low(bytes)?;
+        Ok(Region {
+            arena: Arc::clone(arena),
+            span,
+        })
+    }
+
+    /// Takes memory from the high end of the arena: the KV cache.
+    pub fn allocate_high(arena: &Arc<Arena>, bytes: usize) -> Result<Region, MemoryError> {
+        let span = arena.allocate_high(bytes)?;
+        Ok(Region {
+            arena: Arc::clone(arena),
+            span,
+        })
+    }
+
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the span was allocated to this region alone, and only holders of `&mut self` (or of the region
+        // itself, which `&self` excludes) write it.
+        unsafe { self.arena.bytes(self.span) }
+    }
+
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the span was allocated to this region alone, and `&mut self` excludes every other borrow of it.
+        unsafe { self.arena.bytes_mut(self.span) }
+    }
+
+    /// The region as 16-bit elements.
+    pub fn u16s(&self) -> &[u16] {
+        let bytes = self.bytes();
+        // SAFETY: every bit pattern is a u16. `align_to` keeps what is not aligned apart; spans are aligned to 4096
+        // bytes, so nothing is.
+        unsafe { bytes.align_to::<u16>() }.1
+    }
+
+    pub fn u16s_mut(&mut self) -> &mut [u16] {
+        let bytes = self.bytes_mut();
+        // SAFETY: as in `u16s`, and every u16 is valid bytes.
+        unsafe { bytes.align_to_mut::<u16>() }.1
+    }
+
+    /// Fills the region with 0xFF: a NaN in every float format, so that a use after release shows in the result.
+    pub fn poison(&mut self) {
+        self.bytes_mut().fill(0xFF);
+    }
+}
+
+/// A contiguous read into a region. Offsets and lengths are multiples of the reader's block; bytes past the end of the
+/// file (as it was when opened) need not arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionPiece {
+    pub file_offset: u64,
+    /// From the start of the region.
+    pub offset: usize,
+    pub bytes: usize,
+}
+
+/// A read that ended: the region is the caller's again. After a failure its bytes are unspecified.
+#[derive(Debug)]
+pub struct RegionRead {
+    pub ticket: u64,
+    pub region: Region,
+    /// Bytes read, alignment included.
+    pub result: Result<u64, ReadError>,
+}
+
+type InFlight<T> = Arc<Mutex<HashMap<u64, T>>>;
+
+fn insert<T>(in_flight: &InFlight<T>, ticket: u64, value: T) {
+    let mut in_flight = in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+    let former = in_flight.insert(ticket, value);
+    assert!(former.is_none(), "ticket {ticket} is in flight already");
+}
+
+fn remove<T>(in_flight: &InFlight<T>, ticket: u64) -> T {
+    let mut in_flight = in_flight.lock().unwrap_or_else(PoisonError::into_inner);
+    match in_flight.remove(&ticket) {
+        Some(value) => value,
+        None => unreachable!("ticket {ticket} ends once"),
+    }
+}
+
+/// A `Reader` that is given regions and gives them back.
+pub struct RegionReader {
+    // Dropped first: what is in flight is reported before the table goes.
+    reader: Reader,
+    in_flight: InFlight<Region>,
+}
+
+impl RegionReader {
+    /// See `Reader::start`.
+    pub fn start(
+        path: &Path,
+        arena: Arc<Arena>,
+        choice: ReaderChoice,
+        on_done: Box<dyn Fn(RegionRead) + Send>,
+    ) -> Result<RegionReader, ReadError> {
+        RegionReader::new(on_done, |on_done| {
+            Reader::start(path, arena, choice, on_done)
+        })
+    }
+
+    /// Over an implementation of the caller's, for tests.
+    pub fn with_block_reader(
+        block_reader: Box<dyn BlockReader>,
+        arena: Arc<Arena>,
+        on_done: Box<dyn Fn(RegionRead) + Send>,
+    ) -> Result<RegionReader, ReadError> {
+        RegionReader::new(on_done, |on_done| {
+            Reader::with_block_reader(block_reader, arena, on_done)
+        })
+    }
+
+    fn new(
+        on_done: Box<dyn Fn(RegionRead) + Send>,
+        start: impl FnOnce(Box<dyn Fn(super::ReadDone) + Send>) -> Result<Reader, ReadError>,
+    ) -> Result<RegionReader, ReadError> {
+        let in_flight = InFlight::default();
+        let table = Arc::clone(&in_flight);
+        let reader = start(Box::new(move |done| {
+            on_done(RegionRead {
+                ticket: done.ticket,
+                region: remove(&table, done.ticket),
+                result: done.result,
+            });
+        }))?;
+        Ok(RegionReader { reader, in_flight })
+    }
+
+    /// Queues a read under a number of the caller's choice and returns. `on_done` is called on the I/O thread.
+    ///
+    /// # Panics
+    /// When a piece is not aligned to the block or lies outside the region.
+    pub fn read(&self, ticket: u64, region: Region, pieces: &[RegionPiece]) {
+        let pieces = pieces
+            .iter()
+            .map(|piece| ReadPiece {
+                file_offset: piece.file_offset,
+                span: region.span.part(piece.offset, piece.bytes),
+            })
+            .collect();
+        insert(&self.in_flight, ticket, region);
+        self.reader.read(ticket, pieces);
+    }
+
+    pub fn rung(&self) -> Rung {
+        self.reader.rung()
+    }
+
+    /// Why this rung and no better one, in words for the log.
+    pub fn rung_reason(&self) -> &str {
+        self.reader.rung_reason()
+    }
+
+    pub fn file_identity(&self) -> &FileIdentity {
+        self.reader.file_identity()
+    }
+
+    pub fn totals(&self) -> TransferTotals {
+        self.reader.totals()
+    }
+}
+
+/// A copy that ended.
+#[derive(Debug)]
+pub struct RegionCopied {
+    pub ticket: u64,
+    pub source: Arc<Region>,
+    pub destination: Region,
+}
+
+/// A `CopyStream` that is given regions and gives them back.
+pub struct RegionCopies {
+    stream: CopyStream,
+    in_flight: InFlight<(Arc<Region>, Region)>,
+}
+
+impl RegionCopies {
+    /// See `CopyStream::start`.
+    pub fn start(
+        source: Arc<Arena>,
+        destination: Arc<Arena>,
+        bytes_per_second: Option<f64>,
+        on_done: Box<dyn Fn(RegionCopied) + Send>,
+    ) -> RegionCopies {
+        let in_flight = InFlight::default();
+        let table = Arc::clone(&in_flight);
+        let on_done = Box::new(move |ticket| {
+            let (source, destination) = remove(&table, ticket);
+            on_done(RegionCopied {
+                ticket,
+                source,
+                destination,
+            });
+        });
+        RegionCopies {
+            stream: CopyStream::start(source, destination, bytes_per_second, on_done),
+            in_flight,
+        }
+    }
+
+    /// Queues a copy of the first `bytes` bytes. It starts after `after`, the last use of the destination.
+    pub fn copy(
+        &self,
+        ticket: u64,
+        source: Arc<Region>,
+        destination: Region,
+        bytes: usize,
+        after: Event,
+    ) {
+        let from = source.span.part(0, bytes);
+        let to = destination.span.part(0, bytes);
+        insert(&self.in_flight, ticket, (source, destination));
+        self.stream.copy(ticket, from, to, after);
+    }
+
+    pub fn totals(&self) -> TransferTotals {
+        self.stream.totals()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc;
+
+    #[test]
+    fn a_region_travels_through_a_read_and_a_copy() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let contents: Vec<u8> = (0..20_000_u32).map(|i| (i % 251) as u8).collect();
+        std::io::Write::write_all(&mut file, &contents).unwrap();
+        let host = Arc::new(Arena::new("host", 1 << 20).unwrap());
+        let device = Arc::new(Arena::new("device", 1 << 20).unwrap());
+        let (read_sender, reads) = mpsc::channel();
+        let reader = RegionReader::start(
+            file.path(),
+            Arc::clone(&host),
+            ReaderChoice::Auto,
+            Box::new(move |done| read_sender.send(done).unwrap()),
+        )
+        .unwrap();
+        let region = Region::allocate_low(&host, 8192).unwrap();
+        let piece = RegionPiece {
+            file_offset: 4096,
+            offset: 4096,
+            bytes: 4096,
+        };
+        reader.read(7, region, &[piece]);
+        let done = reads.recv().unwrap();
+        assert_eq!((done.ticket, done.result.unwrap()), (7, 4096));
+        assert_eq!(done.region.bytes()[4096..8192], contents[4096..8192]);
+
+        let (copy_sender, copies) = mpsc::channel();
+        let stream = RegionCopies::start(
+            host,
+            Arc::clone(&device),
+            None,
+            Box::new(move |done| copy_sender.send(done).unwrap()),
+        );
+        let destination = Region::allocate_low(&device, 8192).unwrap();
+        let source = Arc::new(done.region);
+        stream.copy(8, Arc::clone(&source), destination, 8192, Event::recorded());
+        let done = copies.recv().unwrap();
+        assert_eq!(done.ticket, 8);
+        assert_eq!(done.destination.bytes(), source.bytes());
+        assert!(device.contains(done.destination.bytes().as_ptr(), 8192));
+    }
+
+    #[test]
+    fn poison_is_nan() {
+        let arena = Arc::new(Arena::new("host", 4096).unwrap());
+        let mut region = Region::allocate_high(&arena, 4096).unwrap();
+        region.poison();
+        assert!(region.u16s().iter().all(|&bits| bits == 0xFFFF));
+        assert_eq!(region.u16s_mut().len(), 2048);
+    }
+}

@@ -1,0 +1,295 @@
+//! The llama family: llama 2 and 3, Mistral, SmolLM.
+//!
+//! Touvron et al., "LLaMA: Open and Efficient Foundation Language Models" (2023), with grouped-query attention
+//! (Ainslie et al., 2023), rotary positions (Su et al., 2021), SwiGLU (Shazeer, 2020) and pre-normalisation by RMSNorm
+//! (Zhang and Sennrich, 2019). Tensor names and the interleaved rotary convention are those of llama.cpp's conversion.
+//!
+//! Shapes: `width` tokens in a step; activations are f32 tensors `[width, columns]`; a weight matrix is
+//! `[rows, columns]` and maps `[width, columns]` to `[width, rows]`.
+
+use super::matrix::{Matrix, ModelError, Tensors, dequantise, linear, pass_by, with_values};
+use super::{Batch, Model, Run, StepError};
+use crate::gguf::{Gguf, Hyperparameters, RopeScaling};
+use crate::kernels::{
+    Activations, AttentionShape, AttentionToken, ComputePool, PAGE_TOKENS, RopePairs, RopeTable,
+    attention, rope, silu_mul, store_kv,
+};
+use crate::kv_cache::KvStore;
+use crate::memory::Region;
+use crate::weights::Weights;
+use candle_core::{Device, Tensor};
+use candle_nn::ops::rms_norm;
+
+struct Layer {
+    attention_norm: Tensor,
+    query: Matrix,
+    key: Matrix,
+    value: Matrix,
+    output: Matrix,
+    feed_forward_norm: Tensor,
+    gate: Matrix,
+    up: Matrix,
+    down: Matrix,
+}
+
+/// A loaded model of the family.
+pub(super) struct Llama {
+    layers: Vec<Layer>,
+    output_norm: Tensor,
+    /// The token embedding itself where the head is tied.
+    head: Matrix,
+    embedding: Matrix,
+    rope: RopeTable,
+    rms_epsilon: f32,
+    weights: Weights,
+    kv: KvStore,
+    pool: ComputePool,
+}
+
+impl Llama {
+    /// Checks that every tensor is there in the shape that the hyper-parameters ask for.
+    ///
+    /// # Errors
+    /// Names the tensor that is missing or has another shape.
+    pub(super) fn new(
+        gguf: &Gguf,
+        hyperparameters: &Hyperparameters,
+        weights: Weights,
+        kv_region: Region,
+        pool: ComputePool,
+    ) -> Result<Llama, ModelError> {
+        let tensors = Tensors::new(gguf, weights.plan());
+        let small = weights.lease_small()?;
+        let hidden = u64::from(hyperparameters.embedding_length);
+        let vocabulary = u64::from(hyperparameters.vocabulary_size);
+        let key_length = u64::from(hyperparameters.key_length);
+        let value_length = u64::from(hyperparameters.value_length);
+        let mut layers = Vec::new();
+        let mut kv_shapes = Vec::new();
+        for layer in 0..hyperparameters.layers as usize {
+            let heads = u64::from(hyperparameters.head_count[layer]);
+            let kv_heads = u64::from(hyperparameters.head_count_kv[layer]);
+            let inner = u64::from(hyperparameters.feed_forward_length[layer]);
+            let norm = |name: &str| tensors.vector(&small, &format!("blk.{layer}.{name}"), hidden);
+            let matrix = |name: &str, rows, columns| {
+                let bias =
+                    tensors.optional_floats(&small, &format!("blk.{layer}.{name}.bias"), rows)?;
+                tensors.matrix(&format!("blk.{layer}.{name}.weight"), rows, columns, bias)
+            };
+            layers.push(Layer {
+                attention_norm: norm("attn_norm.weight")?,
+                query: matrix("attn_q", heads * key_length, hidden)?,
+                key: matrix("attn_k", kv_heads * key_length, hidden)?,
+                value: matrix("attn_v", kv_heads * value_length, hidden)?,
+                output: matrix("attn_output", hidden, heads * value_length)?,
+                feed_forward_norm: norm("ffn_norm.weight")?,
+                gate: matrix("ffn_gate", inner, hidden)?,
+                up: matrix("ffn_up", inner, hidden)?,
+                down: matrix("ffn_down", hidden, inner)?,
+            });
+            kv_shapes.push(AttentionShape {
+                heads: heads as usize,
+                kv_heads: kv_heads as usize,
+                key_length: key_length as usize,
+                value_length: value_length as usize,
+            });
+        }
+        let embedding = tensors.matrix("token_embd.weight", vocabulary, hidden, None)?;
+        let head = match hyperparameters.tied_head {
+            true => embedding.clone(),
+            false => tensors.matrix("output.weight", vocabulary, hidden, None)?,
+        };
+        let output_norm = tensors.vector(&small, "output_norm.weight", hidden)?;
+        let factors = tensors.optional_floats(
+            &small,
+            "rope_freqs.weight",
+            u64::from(hyperparameters.rope_dimensions / 2),
+        )?;
+        drop(small);
+        let rope = RopeTable::new(
+            hyperparameters.rope_dimensions as usize,
+            hyperparameters.rope_base,
+            match hyperparameters.rope_scaling {
+                RopeScaling::None => 1.0,
+                RopeScaling::Linear { factor } => factor,
+            },
+            factors.as_deref(),
+        );
+        let pages = weights.plan().kv.pages as usize;
+        Ok(Llama {
+            layers,
+            output_norm,
+            head,
+            embedding,
+            rope,
+            rms_epsilon: hyperparameters.rms_epsilon,
+            weights,
+            kv: KvStore::new(kv_region, kv_shapes, pages),
+            pool,
+        })
+    }
+}
+
+impl Model for Llama {
+    fn vocabulary_size(&self) -> usize {
+        self.head.rows
+    }
+
+    fn forward(
+        &mut self,
+        batch: &Batch<'_>,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<f32>>, StepError> {
+        let Llama {
+            weights, kv, pool, ..
+        } = self;
+        let positions = positions(batch);
+        let width = positions.len();
+        let angles = self.rope.angles(&positions);
+        let epsilon = self.rms_epsilon;
+        let mut pass = weights.pass(cancelled);
+
+        // Token ids to vectors.
+        let tokens: Vec<u32> = batch
+            .runs
+            .iter()
+            .flat_map(|run| run.tokens)
+            .copied()
+            .collect();
+        let mut x = dequantise(&self.embedding, &weights.gather_rows(&tokens)?)?;
+
+        for (index, layer) in self.layers.iter().enumerate() {
+            // Attention: a token looks at itself and at what came before it in its sequence.
+            let h = rms_norm(&x, &layer.attention_norm, epsilon)?;
+            let (mut query, mut key, value) = with_values(&h, |h| {
+                let h = Activations::new(h, width, layer.query.columns);
+                let query = linear(&mut pass, pool, &layer.query, &h)?;
+                let key = linear(&mut pass, pool, &layer.key, &h)?;
+                Ok((query, key, linear(&mut pass, pool, &layer.value, &h)?))
+            })?;
+            let shape = *kv.shape(index);
+            let pairs = RopePairs::Interleaved;
+            rope(
+                pool,
+                &mut query,
+                shape.heads,
+                shape.key_length,
+                &angles,
+                pairs,
+            );
+            rope(
+                pool,
+                &mut key,
+                shape.kv_heads,
+                shape.key_length,
+                &angles,
+                pairs,
+            );
+            store(kv, index, batch, &key, &value);
+            let attended = attend(pool, kv, index, batch, &query);
+            let attended = Activations::new(&attended, width, layer.output.columns);
+            let attended = linear(&mut pass, pool, &layer.output, &attended)?;
+            x = add(x, attended)?;
+
+            // Feed-forward: down(silu(gate x) * up x).
+            let h = rms_norm(&x, &layer.feed_forward_norm, epsilon)?;
+            let (mut gate, up) = with_values(&h, |h| {
+                let h = Activations::new(h, width, layer.gate.columns);
+                let gate = linear(&mut pass, pool, &layer.gate, &h)?;
+                Ok((gate, linear(&mut pass, pool, &layer.up, &h)?))
+            })?;
+            silu_mul(pool, &mut gate, &up);
+            let inner = Activations::new(&gate, width, layer.down.columns);
+            let inner = linear(&mut pass, pool, &layer.down, &inner)?;
+            x = add(x, inner)?;
+        }
+
+        // Logits, for the tokens whose successor is wanted.
+        let wanted = last_tokens(batch);
+        let mut logits = Vec::new();
+        if wanted.is_empty() {
+            pass_by(&mut pass, &self.head)?;
+        } else {
+            let rows = Tensor::new(wanted.as_slice(), &Device::Cpu)?;
+            let x = x.index_select(&rows, 0)?;
+            let h = rms_norm(&x, &self.output_norm, epsilon)?;
+            let all = with_values(&h, |h| {
+                let h = Activations::new(h, wanted.len(), self.head.columns);
+                linear(&mut pass, pool, &self.head, &h)
+            })?;
+            logits = all
+                .chunks_exact(self.head.rows)
+                .map(<[f32]>::to_vec)
+                .collect();
+        }
+        pass.finish();
+        Ok(logits)
+    }
+}
+
+/// The position of every token of the step.
+fn positions(batch: &Batch<'_>) -> Vec<u32> {
+    let of_run = |run: &Run<'_>| run.position..run.position + run.tokens.len() as u32;
+    batch.runs.iter().flat_map(of_run).collect()
+}
+
+/// Where in the step the last token of each run is that wants logits.
+fn last_tokens(batch: &Batch<'_>) -> Vec<u32> {
+    let mut end = 0;
+    let mut wanted = Vec::new();
+    for run in &batch.runs {
+        end += run.tokens.len() as u32;
+        if run.wants_logits {
+            wanted.push(end - 1);
+        }
+    }
+    wanted
+}
+
+/// Writes keys and values of the step's tokens to their pages: attention reads them from there, at the precision of
+/// the pages, like all that came before.
+fn store(kv: &mut KvStore, layer: usize, batch: &Batch<'_>, key: &[f32], value: &[f32]) {
+    let shape = *kv.shape(layer);
+    let keys = key.chunks_exact(shape.kv_heads * shape.key_length);
+    let values = value.chunks_exact(shape.kv_heads * shape.value_length);
+    let places = batch.runs.iter().flat_map(|run| {
+        let of_token = move |position: usize| (run.pages[position / PAGE_TOKENS], position);
+        (run.position as usize..run.position as usize + run.tokens.len()).map(of_token)
+    });
+    for ((page, position), (key, value)) in places.zip(keys.zip(values)) {
+        let page = kv.page_mut(layer, page);
+        store_kv(&shape, page, position % PAGE_TOKENS, key, value);
+    }
+}
+
+/// Attention of every token of the step: `[width, heads * value length]`.
+fn attend(
+    pool: &ComputePool,
+    kv: &KvStore,
+    layer: usize,
+    batch: &Batch<'_>,
+    query: &[f32],
+) -> Vec<f32> {
+    let shape = kv.shape(layer);
+    let pages_of = |run: &Run<'_>| run.pages.iter().map(|&page| kv.page(layer, page)).collect();
+    let pages: Vec<Vec<&[u16]>> = batch.runs.iter().map(pages_of).collect();
+    let tokens: Vec<AttentionToken<'_>> = batch
+        .runs
+        .iter()
+        .zip(&pages)
+        .flat_map(|(run, pages)| {
+            (run.position..run.position + run.tokens.len() as u32)
+                .map(move |position| AttentionToken { pages, position })
+        })
+        .collect();
+    let mut out = vec![0.0; tokens.len() * shape.heads * shape.value_length];
+    let scale = 1.0 / (shape.key_length as f32).sqrt();
+    attention(pool, shape, scale, query, &tokens, &mut out);
+    out
+}
+
+/// The residual connection.
+fn add(x: Tensor, y: Vec<f32>) -> Result<Tensor, StepError> {
+    let y = Tensor::from_vec(y, x.shape(), x.device())?;
+    Ok((x + y)?)
+}

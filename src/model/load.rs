@@ -1,0 +1,152 @@
+//! From a file to a loaded model: read the index, make the plan, allocate, load, check.
+
+use super::Model;
+use super::llama::Llama;
+use super::matrix::ModelError;
+use crate::gguf::{Gguf, GgufError, Hyperparameters};
+use crate::kernels::ComputePool;
+use crate::memory::{MemoryError, Rung, logical_block_bytes};
+use crate::metrics::Metrics;
+use crate::placement::{Plan, PlanError, PlanRequest, Tier, plan};
+use crate::weights::{Arenas, LoadError, Traffic, Weights, WeightsSettings};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Why a model could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    #[error(
+        "the architecture `{0}` is not supported; llama is (llama 2 and 3, Mistral, SmolLM, TinyLlama)"
+    )]
+    Architecture(String),
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    #[error("allocate memory: {0}")]
+    Memory(#[from] MemoryError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// A model whose plan is made: nothing is allocated yet, no weight is read.
+pub struct PlannedModel {
+    path: PathBuf,
+    pub gguf: Gguf,
+    pub hyperparameters: Hyperparameters,
+    pub plan: Arc<Plan>,
+}
+
+/// A model that computes, and what others may know of it while the engine thread owns it.
+pub struct LoadedModel {
+    pub model: Box<dyn Model>,
+    pub reader: Option<(Rung, String)>,
+    pub traffic: Box<dyn Fn() -> Traffic + Send + Sync>,
+}
+
+impl PlannedModel {
+    /// Reads the index and makes the plan. `read_alignment` of the request is replaced by what the file's storage asks
+    /// for.
+    pub fn open(path: &Path, request: &PlanRequest) -> Result<PlannedModel, OpenError> {
+        PlannedModel::for_file(path, Gguf::open(path)?, request)
+    }
+
+    /// The same for an index that is at hand: of the file at `path`, or of a shape card, whose plan can be read and
+    /// not loaded.
+    pub fn for_file(
+        path: &Path,
+        gguf: Gguf,
+        request: &PlanRequest,
+    ) -> Result<PlannedModel, OpenError> {
+        let architecture = gguf.architecture()?;
+        if architecture != "llama" {
+            return Err(OpenError::Architecture(architecture.to_owned()));
+        }
+        let hyperparameters = Hyperparameters::from_gguf(&gguf)?;
+        let request = PlanRequest {
+            read_alignment: u64::from(logical_block_bytes(path)),
+            ..request.clone()
+        };
+        let plan = Arc::new(plan(&gguf, &hyperparameters, &request)?);
+        Ok(PlannedModel {
+            path: path.to_owned(),
+            gguf,
+            hyperparameters,
+            plan,
+        })
+    }
+
+    /// Allocates what the plan says, loads the resident groups and checks every tensor's shape. `progress` hears the
+    /// share of resident bytes that is loaded, and ends the loading by answering false.
+    pub fn load(
+        &self,
+        settings: WeightsSettings,
+        threads: usize,
+        metrics: &Metrics,
+        progress: &dyn Fn(f64) -> bool,
+    ) -> Result<LoadedModel, OpenError> {
+        let arenas = Arenas::allocate(&self.plan)?;
+        let kv_region = arenas.kv_region(&self.plan)?;
+        let weights = Weights::load(
+            &self.path,
+            &self.gguf,
+            Arc::clone(&self.plan),
+            arenas,
+            settings,
+            metrics.clone(),
+            progress,
+        )?;
+        publish(&self.plan, metrics);
+        let reader = weights.reader_rung();
+        let traffic = Box::new(weights.traffic());
+        let pool = ComputePool::new(threads);
+        let model = Llama::new(&self.gguf, &self.hyperparameters, weights, kv_region, pool)?;
+        Ok(LoadedModel {
+            model: Box::new(model),
+            reader,
+            traffic,
+        })
+    }
+}
+
+/// What the plan fixes once, as metrics.
+fn publish(plan: &Plan, metrics: &Metrics) {
+    let splits = [
+        (Tier::Device, plan.device_split),
+        (Tier::Host, Some(plan.host_split)),
+    ];
+    for (tier, split) in splits {
+        let Some(split) = split else { continue };
+        let name = tier.name();
+        metrics
+            .memory_budget_bytes
+            .with_label_values(&[name])
+            .set(split.budget as i64);
+        for (kind, bytes) in [
+            ("weights", split.weights),
+            ("ring", split.ring),
+            ("kv", split.kv),
+            ("scratch", split.scratch),
+        ] {
+            metrics
+                .memory_used_bytes
+                .with_label_values(&[name, kind])
+                .set(bytes as i64);
+        }
+        metrics
+            .memory_largest_free_bytes
+            .with_label_values(&[name])
+            .set(split.free() as i64);
+    }
+    for tier in [Tier::Device, Tier::Host, Tier::Storage] {
+        metrics
+            .weight_home_bytes
+            .with_label_values(&[tier.name()])
+            .set(plan.weight_home_bytes(tier) as i64);
+    }
+    if let Some(prediction) = plan.predictions.first() {
+        metrics.step_predicted_seconds.set(prediction.step_seconds);
+    }
+}

@@ -1,0 +1,220 @@
+//! The plan: plain data, and the sums that others ask of it.
+
+use super::planner::DeviceKind;
+use super::simulate::{Prediction, predict};
+use super::{ARENA_ALIGNMENT, Executor, Group, GroupId, GroupKind, Rates, Residence, ScratchItem, Tier, round_up};
+
+/// For every group its home and executor, the size of every part of every arena, and the predicted step time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// In the order in which a step uses them: Small, Embedding.., per layer Attention.. FeedForward.., Head...
+    pub groups: Vec<Group>,
+    /// One for each group.
+    pub residences: Vec<Residence>,
+    pub device: DeviceKind,
+    /// Homes on the host are the mapped file itself: no copy, no rings, parts at their `file_offset`.
+    pub mapped: bool,
+    pub tied_head: bool,
+    /// No group's entry is larger, except one of a single slice of 32 rows, the small group and mapped ones.
+    pub slice_bytes: u64,
+    pub read_alignment: u64,
+    /// `None` without a device tier.
+    pub device_split: Option<TierSplit>,
+    pub host_split: TierSplit,
+    /// What groups in storage pass through. It exists where a streamable group rests in storage; then an entry
+    /// holds any group that rests on the device too, so that loading can go through it.
+    pub host_ring: Ring,
+    /// What groups that the device multiplies by, and that do not rest there, pass through.
+    pub device_ring: Ring,
+    /// Part of the host's scratch: where device homes are loaded through when there is no host ring (else 0).
+    pub staging_bytes: u64,
+    pub kv: KvSplit,
+    pub gather: GatherBuffer,
+    pub context: u32,
+    pub parallel: u32,
+    /// Tokens in the widest step; scratch is sized for it.
+    pub step_width: u32,
+    /// The items of `scratch` in both splits.
+    pub scratch: Vec<ScratchItem>,
+    /// Tensors of the file that no group holds.
+    pub unused: Vec<String>,
+    pub rates: Rates,
+    /// For widths 1, 8, 64 and 512.
+    pub predictions: Vec<Prediction>,
+    /// Weights (elements) of each group: two floating-point operations each for every token.
+    pub(super) elements: Vec<u64>,
+}
+
+/// One tier's budget, split once. Weights, ring, kv and scratch are whole multiples of `ARENA_ALIGNMENT`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TierSplit {
+    pub budget: u64,
+    /// Homes on this tier; on the host of a machine with a device also the small group, which rests on both.
+    pub weights: u64,
+    pub ring: u64,
+    pub kv: u64,
+    pub scratch: u64,
+}
+
+impl TierSplit {
+    /// Everything that the plan puts on this tier.
+    pub fn claimed(&self) -> u64 {
+        self.weights
+            .saturating_add(self.ring)
+            .saturating_add(self.kv)
+            .saturating_add(self.scratch)
+    }
+
+    /// What of the budget the plan leaves alone.
+    pub fn free(&self) -> u64 {
+        self.budget.saturating_sub(self.claimed())
+    }
+}
+
+/// Entries of one size, used in plan order. No entries: there is no such ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ring {
+    pub entries: u32,
+    /// At least the largest entry that passes through; a multiple of `ARENA_ALIGNMENT`.
+    pub entry_bytes: u64,
+}
+
+impl Ring {
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.entries).saturating_mul(self.entry_bytes)
+    }
+}
+
+/// The KV cache: pages of all layers, K and V, in f16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvSplit {
+    pub tier: Tier,
+    pub page_tokens: u32,
+    pub pages: u32,
+    pub page_bytes: u64,
+}
+
+/// Where embedding rows that rest in storage land: a slot for each row of a step, wide enough for the aligned read
+/// that covers the row wherever it starts. No rows: none rests in storage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GatherBuffer {
+    pub rows: u32,
+    pub row_bytes: u64,
+}
+
+impl GatherBuffer {
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.rows).saturating_mul(self.row_bytes)
+    }
+}
+
+impl Plan {
+    pub fn group(&self, id: GroupId) -> &Group {
+        &self.groups[id.0 as usize]
+    }
+
+    pub fn residence(&self, id: GroupId) -> Residence {
+        self.residences[id.0 as usize]
+    }
+
+    /// All groups with their residences, in the order of use.
+    pub fn iter(&self) -> impl Iterator<Item = (GroupId, &Group, Residence)> {
+        let both = self.groups.iter().zip(&self.residences);
+        (0u32..)
+            .zip(both)
+            .map(|(id, (group, &residence))| (GroupId(id), group, residence))
+    }
+
+    /// Groups that pass through the host ring in every step, in order.
+    pub fn streamed_from_storage(&self) -> impl Iterator<Item = GroupId> {
+        self.iter()
+            .filter(|(_, group, residence)| uses_host_ring(group, *residence))
+            .map(|(id, _, _)| id)
+    }
+
+    /// Groups that pass through the device ring in every step, in order.
+    pub fn streamed_over_link(&self) -> impl Iterator<Item = GroupId> {
+        self.iter()
+            .filter(|(_, group, residence)| uses_device_ring(group, *residence))
+            .map(|(id, _, _)| id)
+    }
+
+    /// Groups that pass through a ring in every step, in order.
+    pub fn streamed(&self) -> impl Iterator<Item = GroupId> {
+        self.iter()
+            .filter(|(_, group, residence)| {
+                uses_host_ring(group, *residence) || uses_device_ring(group, *residence)
+            })
+            .map(|(id, _, _)| id)
+    }
+
+    /// Weight bytes that rest on a tier between uses; every group counts once.
+    pub fn weight_home_bytes(&self, tier: Tier) -> u64 {
+        self.iter()
+            .filter(|(_, _, residence)| residence.home == tier)
+            .map(|(_, group, _)| group.weight_bytes)
+            .sum()
+    }
+
+    /// Bytes that a step reads from storage, alignment included. Embedding rows (a few KiB a token) are not counted.
+    pub fn storage_bytes_per_step(&self) -> u64 {
+        self.streamed_from_storage()
+            .map(|id| self.group(id).entry_bytes)
+            .sum()
+    }
+
+    /// Bytes of weights that a step moves to the device.
+    pub fn link_bytes_per_step(&self) -> u64 {
+        self.streamed_over_link()
+            .map(|id| self.group(id).entry_bytes)
+            .sum()
+    }
+
+    /// The groups that hold rows of the token embedding, in row order.
+    pub fn embedding_groups(&self) -> impl Iterator<Item = GroupId> {
+        let kind = if self.tied_head {
+            GroupKind::Head
+        } else {
+            GroupKind::Embedding
+        };
+        self.iter()
+            .filter(move |(_, group, _)| group.kind == kind)
+            .map(|(id, _, _)| id)
+    }
+
+    /// What a tier's arena holds: homes, ring and KV, and on the host the buffers that reads land in. The rest of
+    /// scratch is activations, which are not in arenas.
+    pub fn arena_bytes(&self, tier: Tier) -> u64 {
+        let split = match tier {
+            Tier::Device => self.device_split.unwrap_or_default(),
+            Tier::Host => self.host_split,
+            Tier::Storage => TierSplit::default(),
+        };
+        let weights = if self.mapped { 0 } else { split.weights };
+        let landing = match tier {
+            Tier::Host => {
+                round_up(self.gather.bytes(), ARENA_ALIGNMENT)
+                    + round_up(self.staging_bytes, ARENA_ALIGNMENT)
+            }
+            Tier::Device | Tier::Storage => 0,
+        };
+        weights + split.ring + split.kv + landing
+    }
+
+    /// The time of a steady-state step of `width` tokens.
+    pub fn predict(&self, width: u32) -> Prediction {
+        predict(self, width)
+    }
+}
+
+/// Whether a group passes through the host ring in every step.
+pub(super) fn uses_host_ring(group: &Group, residence: Residence) -> bool {
+    group.is_streamable() && residence.home == Tier::Storage
+}
+
+/// Whether a group passes through the device ring in every step.
+pub(super) fn uses_device_ring(group: &Group, residence: Residence) -> bool {
+    group.is_streamable()
+        && residence.executor == Executor::Device
+        && residence.home != Tier::Device
+}

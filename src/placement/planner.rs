@@ -1,0 +1,464 @@
+//! `plan`: splits each tier's budget once into weights, ring, KV and scratch, and gives every group a home.
+//!
+//! What claims come first: KV, scratch and the small group are fixed by the request; a ring exists only where
+//! something streams; homes take the rest. Ring, slice and scratch sizes depend on the homes and the homes on what those
+//! leave, so the planner tries layouts from the one that needs least beside homes to the one that needs most, takes the
+//! first that holds together, and then shrinks what it reserved to what that layout needs.
+
+use super::groups::{Catalogue, SliceRule};
+use super::homes::Strategy;
+use super::layout::{
+    Candidate, DEVICE_RING_ENTRIES, HOST_RING_ENTRIES, Layout, RING_ENTRIES_MIN, Reserve, Split,
+};
+use super::refusal::{self, PlanError};
+use super::scratch::{self, ScratchNeeds};
+use super::simulate::{PREDICTED_WIDTHS, Scenario};
+use super::{
+    ARENA_ALIGNMENT, GatherBuffer, Group, KvSplit, PAGE_TOKENS, Plan, Rates, Ring, Tier, TierSplit,
+    round_up,
+};
+use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// What stands for the device tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceKind {
+    /// There is none: the host computes.
+    Cpu,
+    /// A host arena behind a queue thread that copies at a given rate.
+    Emulated,
+}
+
+impl DeviceKind {
+    pub const fn name(self) -> &'static str {
+        match self {
+            DeviceKind::Cpu => "cpu",
+            DeviceKind::Emulated => "emulated",
+        }
+    }
+}
+
+/// Who multiplies by groups that do not rest on the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExecutorChoice {
+    /// On the emulated device: `Device`, because the emulated device exists to exercise that path.
+    #[default]
+    Auto,
+    /// They are streamed to the device.
+    Device,
+    /// The host, from where they rest, or from its ring.
+    Host,
+}
+
+/// What a plan is made for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanRequest {
+    pub device: DeviceKind,
+    /// Needed unless the device is `Cpu`.
+    pub device_budget: Option<u64>,
+    pub host_budget: u64,
+    /// Tokens of each sequence.
+    pub context: u32,
+    /// Sequences at once.
+    pub parallel: u32,
+    /// Tokens in the widest step; `None`: chosen.
+    pub step_width: Option<u32>,
+    /// The storage's logical block: a power of two, at most 1 MiB.
+    pub read_alignment: u64,
+    /// `None`: chosen.
+    pub slice_bytes: Option<u64>,
+    /// Of either ring; at least 2. `None`: 4 on the host and 3 on the device, fewer where they do not fit.
+    pub ring_entries: Option<u32>,
+    pub executor: ExecutorChoice,
+    /// Whether the file may be mapped instead of read where all of it fits the host's budget on `Cpu`.
+    pub map_file: bool,
+    pub rates: Rates,
+}
+
+const STEP_WIDTH_MAX: u32 = 512;
+/// Width that a plan keeps even where its scratch takes more than its share of the budget.
+const STEP_WIDTH_KEPT: u32 = 16;
+/// Scratch takes at most one part in this many of a budget.
+const SCRATCH_SHARE: u64 = 8;
+const SLICE_BYTES_MAX: u64 = 128 << 20;
+const SLICE_BYTES_MIN: u64 = 256 << 10;
+/// A ring takes at most one part in this many of what KV, scratch and the small group leave.
+const RING_SHARE: u64 = 4;
+const READ_ALIGNMENT_MAX: u64 = 1 << 20;
+
+/// Makes the plan, or says what is short, by how much, and the first thing to change.
+pub fn plan(
+    gguf: &Gguf,
+    hyperparameters: &Hyperparameters,
+    request: &PlanRequest,
+) -> Result<Plan, PlanError> {
+    plan_tensors(&gguf.tensors, hyperparameters, request)
+}
+
+/// The tensor table is all that a plan needs of a file.
+pub(super) fn plan_tensors(
+    tensors: &[TensorInfo],
+    hyperparameters: &Hyperparameters,
+    request: &PlanRequest,
+) -> Result<Plan, PlanError> {
+    check(request)?;
+    let problem = Problem::new(tensors, hyperparameters, request);
+    match problem.layout(request) {
+        Some(layout) => Ok(problem.finish(request, layout)),
+        None => Err(refusal::explain(&problem, request)),
+    }
+}
+
+fn check(request: &PlanRequest) -> Result<(), PlanError> {
+    let invalid = |what: &'static str, why: String| Err(PlanError::Invalid { what, why });
+    if request.context == 0 {
+        return invalid("context", "0 tokens: at least 1 is needed".into());
+    }
+    if request.parallel == 0 {
+        return invalid("parallel", "0 sequences: at least 1 is needed".into());
+    }
+    if !request.read_alignment.is_power_of_two() || request.read_alignment > READ_ALIGNMENT_MAX {
+        return invalid(
+            "read alignment",
+            format!(
+                "{}: must be a power of two and at most {READ_ALIGNMENT_MAX}",
+                request.read_alignment
+            ),
+        );
+    }
+    if request.device != DeviceKind::Cpu && request.device_budget.is_none() {
+        let device = request.device.name();
+        return invalid(
+            "device memory",
+            format!("no budget for the device `{device}`"),
+        );
+    }
+    match request.rates.check() {
+        Ok(()) => Ok(()),
+        Err(error) => invalid("rates", error.to_string()),
+    }
+}
+
+/// One model and everything about it that does not depend on budgets.
+pub(super) struct Problem<'a> {
+    pub(super) tensors: &'a [TensorInfo],
+    pub(super) hyperparameters: &'a Hyperparameters,
+    pub(super) catalogue: Catalogue,
+    pub(super) read_alignment: u64,
+    pub(super) small_bytes: u64,
+    /// An upper bound of all homes, slice borders included.
+    pub(super) file_weight_bytes: u64,
+    /// The groups of the last slice size: neighbouring layouts mostly ask for the same.
+    pub(super) last_groups: RefCell<Option<(u64, Rc<Vec<Group>>)>>,
+}
+
+impl<'a> Problem<'a> {
+    pub(super) fn new(
+        tensors: &'a [TensorInfo],
+        hyperparameters: &'a Hyperparameters,
+        request: &PlanRequest,
+    ) -> Problem<'a> {
+        let catalogue = Catalogue::new(tensors, hyperparameters.layers, hyperparameters.tied_head);
+        let small = catalogue.small_group(tensors, request.read_alignment);
+        let file_weight_bytes = tensors
+            .iter()
+            .fold(0u64, |sum, tensor| sum.saturating_add(tensor.bytes));
+        Problem {
+            tensors,
+            hyperparameters,
+            catalogue,
+            read_alignment: request.read_alignment,
+            small_bytes: small.map_or(0, |group| group.home_bytes()),
+            file_weight_bytes,
+            last_groups: RefCell::new(None),
+        }
+    }
+
+    /// Pages of the KV cache; `None` where they cannot be numbered.
+    fn kv(&self, request: &PlanRequest) -> Option<KvSplit> {
+        let pages = u64::from(request.context.div_ceil(PAGE_TOKENS)) * u64::from(request.parallel);
+        let shape = self.hyperparameters;
+        let heads: u64 = shape.head_count_kv.iter().copied().map(u64::from).sum();
+        let lengths = u64::from(shape.key_length) + u64::from(shape.value_length);
+        // f16: two bytes.
+        let token_bytes = heads.saturating_mul(lengths).saturating_mul(2);
+        Some(KvSplit {
+            tier: match request.device {
+                DeviceKind::Cpu => Tier::Host,
+                DeviceKind::Emulated => Tier::Device,
+            },
+            page_tokens: PAGE_TOKENS,
+            pages: u32::try_from(pages).ok()?,
+            page_bytes: token_bytes.saturating_mul(u64::from(PAGE_TOKENS)),
+        })
+    }
+
+    /// The best layout for a request; `None` where none fits.
+    pub(super) fn layout(&self, request: &PlanRequest) -> Option<Layout> {
+        let kv = self.kv(request)?;
+        if let Some(width) = request.step_width {
+            return self.layout_at(request, kv, width.max(1));
+        }
+        // The widest step whose scratch keeps to its share, or the width that is kept anyway; narrower where that does
+        // not fit.
+        let tokens = u64::from(request.context) * u64::from(request.parallel);
+        let mut width = STEP_WIDTH_MAX;
+        while width > 1 && u64::from(width / 2) >= tokens {
+            width /= 2;
+        }
+        while width > STEP_WIDTH_KEPT && !self.scratch_keeps_to_share(request, kv, width) {
+            width /= 2;
+        }
+        let mut best: Option<Layout> = None;
+        loop {
+            // A narrower step is worth it only where it lets more groups rest with their executor.
+            if let Some(layout) = self.layout_at(request, kv, width) {
+                let better = |other: &Layout| layout.rings() < other.rings();
+                if best.as_ref().is_none_or(better) {
+                    best = Some(layout);
+                }
+            }
+            let streams = best.as_ref().is_some_and(|layout| layout.rings() > 0);
+            if width == 1 || (best.is_some() && (!streams || width <= STEP_WIDTH_KEPT)) {
+                return best;
+            }
+            width /= 2;
+        }
+    }
+
+    fn scratch_keeps_to_share(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> bool {
+        // Rows of the embedding are gathered from storage only where not everything can rest in memory.
+        let memory = request
+            .host_budget
+            .saturating_add(request.device_budget.unwrap_or(0));
+        let needs = ScratchNeeds {
+            step_width: width,
+            gather: if self.file_weight_bytes >= memory {
+                self.gather_buffer(width)
+            } else {
+                GatherBuffer::default()
+            },
+            staging_bytes: 0,
+            host_executes: host_executes(request),
+        };
+        let pages = u64::from(kv.pages);
+        let items = scratch::items(self.hyperparameters, request, pages, needs);
+        let keeps = |tier, budget: u64| scratch::total(&items, tier) <= budget / SCRATCH_SHARE;
+        let on_device = request.device == DeviceKind::Cpu
+            || keeps(Tier::Device, request.device_budget.unwrap_or(0));
+        on_device && keeps(Tier::Host, request.host_budget)
+    }
+
+    /// A slot for each row of a step, wide enough for the aligned read around any row.
+    pub(super) fn gather_buffer(&self, width: u32) -> GatherBuffer {
+        let Some(index) = self.catalogue.embedding_rows() else {
+            return GatherBuffer::default();
+        };
+        // A row that starts at the last byte of a block reaches furthest.
+        let reach = self.tensors[index]
+            .row_bytes()
+            .saturating_add(self.read_alignment - 1);
+        GatherBuffer {
+            rows: width,
+            row_bytes: round_up(reach, self.read_alignment),
+        }
+    }
+
+    pub(super) fn split(
+        &self,
+        request: &PlanRequest,
+        kv: KvSplit,
+        width: u32,
+        reserve: Reserve,
+        small_bytes: u64,
+    ) -> Split {
+        let needs = ScratchNeeds {
+            step_width: width,
+            gather: reserve.gather,
+            staging_bytes: reserve.staging_bytes,
+            host_executes: host_executes(request),
+        };
+        let pages = u64::from(kv.pages);
+        let scratch = scratch::items(self.hyperparameters, request, pages, needs);
+        let kv_bytes = round_up(pages.saturating_mul(kv.page_bytes), ARENA_ALIGNMENT);
+        let tier = |tier, budget, ring: Ring| TierSplit {
+            budget,
+            // The small group rests on each executor; with a device, the host's copy is also what the device's is
+            // loaded from.
+            weights: small_bytes,
+            ring: ring.bytes(),
+            kv: if kv.tier == tier { kv_bytes } else { 0 },
+            scratch: scratch::total(&scratch, tier),
+        };
+        Split {
+            device: (request.device != DeviceKind::Cpu).then(|| {
+                let budget = request.device_budget.unwrap_or(0);
+                tier(Tier::Device, budget, reserve.device_ring)
+            }),
+            host: tier(Tier::Host, request.host_budget, reserve.host_ring),
+            scratch,
+            reserve,
+        }
+    }
+
+    /// The slice size where the request names none: rings of the usual number of entries keep to their share of every
+    /// tier that may have one.
+    fn slice_bytes(&self, request: &PlanRequest, split: &Split) -> u64 {
+        let unit = self.read_alignment.max(ARENA_ALIGNMENT);
+        if let Some(bytes) = request.slice_bytes {
+            return (bytes / unit * unit).max(unit);
+        }
+        let share = |left: u64, entries: u32| left / RING_SHARE / u64::from(entries);
+        let entries = |usual| request.ring_entries.unwrap_or(usual).max(RING_ENTRIES_MIN);
+        let mut bytes = share(split.host.free(), entries(HOST_RING_ENTRIES));
+        if let Some(device) = split.device
+            && !host_executes(request)
+        {
+            bytes = bytes.min(share(device.free(), entries(DEVICE_RING_ENTRIES)));
+        }
+        (bytes / unit * unit).clamp(SLICE_BYTES_MIN.max(unit), SLICE_BYTES_MAX)
+    }
+
+    fn groups(&self, slice_bytes: u64) -> Rc<Vec<Group>> {
+        if let Some((bytes, groups)) = &*self.last_groups.borrow()
+            && *bytes == slice_bytes
+        {
+            return Rc::clone(groups);
+        }
+        let rule = SliceRule {
+            slice_bytes,
+            read_alignment: self.read_alignment,
+        };
+        let groups = Rc::new(self.catalogue.groups(self.tensors, rule));
+        *self.last_groups.borrow_mut() = Some((slice_bytes, Rc::clone(&groups)));
+        groups
+    }
+
+    /// One step width, with its slice size and groups; `None` where what is fixed does not fit already.
+    fn candidate<'b>(
+        &'b self,
+        request: &'b PlanRequest,
+        kv: KvSplit,
+        width: u32,
+    ) -> Option<Candidate<'b>> {
+        let bare = self.split(request, kv, width, Reserve::default(), self.small_bytes);
+        // A mapped small group takes less than a resident one.
+        if !bare.fits() && !request.map_file {
+            return None;
+        }
+        let slice_bytes = self.slice_bytes(request, &bare);
+        Some(Candidate {
+            problem: self,
+            request,
+            kv,
+            width,
+            slice_bytes,
+            groups: self.groups(slice_bytes),
+        })
+    }
+
+    /// The best layout for one step width; `None` where none fits.
+    fn layout_at(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> Option<Layout> {
+        let candidate = self.candidate(request, kv, width)?;
+        if let Some(layout) = candidate.mapped() {
+            return Some(layout);
+        }
+        let mut best: Option<(f64, Layout)> = None;
+        for &strategy in strategies(request.device) {
+            let Some(layout) = candidate.with_strategy(strategy) else {
+                continue;
+            };
+            let seconds = self.scenario(request, &layout).predict(1).step_seconds;
+            // An earlier strategy gives way only to one that is clearly faster.
+            if best
+                .as_ref()
+                .is_none_or(|(least, _)| seconds < 0.99 * least)
+            {
+                best = Some((seconds, layout));
+            }
+        }
+        best.map(|(_, layout)| layout)
+    }
+
+    /// The layout that asks for least: there is a plan exactly where there is this one.
+    pub(super) fn least_layout(&self, request: &PlanRequest) -> Option<Layout> {
+        let width = request.step_width.unwrap_or(1).max(1);
+        let candidate = self.candidate(request, self.kv(request)?, width)?;
+        let first = strategies(request.device)[0];
+        candidate
+            .mapped()
+            .or_else(|| candidate.with_strategy(first))
+    }
+
+    fn scenario<'b>(&'b self, request: &'b PlanRequest, layout: &'b Layout) -> Scenario<'b> {
+        Scenario {
+            groups: &layout.groups,
+            residences: &layout.residences,
+            elements: &layout.elements,
+            rates: &request.rates,
+            host_entries: layout.split.reserve.host_ring.entries,
+            device_entries: layout.split.reserve.device_ring.entries,
+            parallel: request.parallel,
+        }
+    }
+
+    fn finish(&self, request: &PlanRequest, layout: Layout) -> Plan {
+        let scenario = self.scenario(request, &layout);
+        let predictions = PREDICTED_WIDTHS
+            .iter()
+            .map(|&width| scenario.predict(width))
+            .collect();
+        let Split {
+            device,
+            host,
+            scratch,
+            reserve,
+        } = layout.split;
+        Plan {
+            groups: Rc::unwrap_or_clone(layout.groups),
+            residences: layout.residences,
+            device: request.device,
+            mapped: layout.mapped,
+            tied_head: self.hyperparameters.tied_head,
+            slice_bytes: layout.slice_bytes,
+            read_alignment: request.read_alignment,
+            device_split: device,
+            host_split: host,
+            host_ring: reserve.host_ring,
+            device_ring: reserve.device_ring,
+            staging_bytes: reserve.staging_bytes,
+            kv: layout.kv,
+            gather: reserve.gather,
+            context: request.context,
+            parallel: request.parallel,
+            step_width: layout.step_width,
+            scratch,
+            unused: self.catalogue.unused.clone(),
+            rates: request.rates.clone(),
+            predictions,
+            elements: layout.elements,
+        }
+    }
+}
+
+/// Ways to share out homes, the one to prefer first.
+fn strategies(device: DeviceKind) -> &'static [Strategy] {
+    match device {
+        DeviceKind::Cpu => &[Strategy::Even],
+        DeviceKind::Emulated => &[
+            Strategy::AttentionThenFeedForward,
+            Strategy::AttentionThenRest,
+            Strategy::Even,
+        ],
+    }
+}
+
+/// Whether the host multiplies by groups on a machine with a device tier.
+pub(super) fn host_executes(request: &PlanRequest) -> bool {
+    match (request.device, request.executor) {
+        (DeviceKind::Cpu, _) => false,
+        (DeviceKind::Emulated, ExecutorChoice::Host) => true,
+        (DeviceKind::Emulated, ExecutorChoice::Auto | ExecutorChoice::Device) => false,
+    }
+}

@@ -1,0 +1,144 @@
+//! Scratch: everything a step needs beside weights, rings and KV, as named items.
+//!
+//! The sizes are upper bounds that the forward pass keeps to; the arena is laid out from them.
+
+use super::{GatherBuffer, PlanRequest, Tier, planner::DeviceKind, round_up};
+use crate::gguf::Hyperparameters;
+
+/// One named piece of scratch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ScratchItem {
+    pub tier: Tier,
+    pub name: &'static str,
+    pub bytes: u64,
+}
+
+/// What scratch depends on beside the model and the request.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ScratchNeeds {
+    pub(super) step_width: u32,
+    pub(super) gather: GatherBuffer,
+    /// Host bytes through which device homes are loaded where no host ring serves.
+    pub(super) staging_bytes: u64,
+    /// On a machine with a device tier: the host multiplies by some groups.
+    pub(super) host_executes: bool,
+}
+
+const F32_BYTES: u64 = 4;
+/// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 with two f16
+/// (4.5), 8 bits by 256 with an f32 and sums by 16 (4.5, rounded up).
+const INPUT_BYTES_OF_FOUR: u64 = 16 + 5 + 5;
+/// A candidate of the sampler: token and logit.
+const CANDIDATE_BYTES: u64 = 8;
+
+/// The scratch formula. With w the width of the widest step, E the embedding length, F the widest feed-forward, q, k, v
+/// and o the widest query, key, value and attention outputs of any layer, all in f32 unless said:
+///
+/// | item | bytes |
+/// |---|---|
+/// | residual, norm and projection | 3 w E |
+/// | attention q, k, v and output | w (q + k + v + o) |
+/// | feed-forward gate, up and product | 3 w F |
+/// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms |
+/// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences) |
+/// | sampler candidates | 8 bytes for each token of the vocabulary |
+/// | block tables | 4 bytes for each page of the KV cache |
+/// | embedding rows read from storage | `GatherBuffer` |
+///
+/// With a device tier all but the last three are on the device, and the host adds: a copy of the logits, the
+/// embedding rows of a step on their way (w E), the staging entry of loading and, where the host multiplies, inputs and
+/// outputs that cross the link.
+pub(super) fn items(
+    hyperparameters: &Hyperparameters,
+    request: &PlanRequest,
+    pages: u64,
+    needs: ScratchNeeds,
+) -> Vec<ScratchItem> {
+    let shape = hyperparameters;
+    let widest = |counts: &[u32], length: u32| {
+        let count = counts.iter().copied().max().unwrap_or(0);
+        u64::from(count) * u64::from(length)
+    };
+    let width = u64::from(needs.step_width);
+    let embedding = u64::from(shape.embedding_length);
+    let feed_forward = widest(&shape.feed_forward_length, 1);
+    let query = widest(&shape.head_count, shape.key_length);
+    let key = widest(&shape.head_count_kv, shape.key_length);
+    let value = widest(&shape.head_count_kv, shape.value_length);
+    let output = widest(&shape.head_count, shape.value_length);
+    let vocabulary = u64::from(shape.vocabulary_size);
+
+    let columns = embedding.max(feed_forward).max(output);
+    let inputs = width
+        .saturating_mul(columns.div_ceil(4))
+        .saturating_mul(INPUT_BYTES_OF_FOUR);
+    let floats = |count: u64| width.saturating_mul(count).saturating_mul(F32_BYTES);
+    let logit_rows = width.min(u64::from(request.parallel));
+    let logits = (logit_rows * F32_BYTES).saturating_mul(vocabulary);
+    let attention = query
+        .saturating_add(key)
+        .saturating_add(value)
+        .saturating_add(output);
+
+    let compute = match request.device {
+        DeviceKind::Cpu => Tier::Host,
+        DeviceKind::Emulated => Tier::Device,
+    };
+    let mut items = Vec::new();
+    let mut add = |tier, name, bytes: u64| {
+        if bytes > 0 {
+            let bytes = round_up(bytes, 64);
+            items.push(ScratchItem { tier, name, bytes });
+        }
+    };
+    add(
+        compute,
+        "residual, norm and projection",
+        floats(3 * embedding),
+    );
+    add(compute, "attention q, k, v and output", floats(attention));
+    add(
+        compute,
+        "feed-forward gate, up and product",
+        floats(3 * feed_forward),
+    );
+    add(compute, "inputs as the kernels read them", inputs);
+    add(compute, "logits", logits);
+    if compute == Tier::Device {
+        add(Tier::Host, "logits", logits);
+        add(Tier::Host, "embedding rows of a step", floats(embedding));
+        add(
+            Tier::Host,
+            "staging for loading the device",
+            needs.staging_bytes,
+        );
+    }
+    if compute == Tier::Device && needs.host_executes {
+        let widest_output = attention.max(2 * feed_forward).max(embedding);
+        add(Tier::Host, "inputs as the kernels read them", inputs);
+        add(
+            Tier::Host,
+            "outputs that cross the link",
+            floats(widest_output),
+        );
+    }
+    add(
+        Tier::Host,
+        "sampler candidates",
+        vocabulary * CANDIDATE_BYTES,
+    );
+    add(Tier::Host, "block tables", pages.saturating_mul(4));
+    add(
+        Tier::Host,
+        "embedding rows read from storage",
+        round_up(needs.gather.bytes(), super::ARENA_ALIGNMENT),
+    );
+    items
+}
+
+/// What the items of one tier take of its arena.
+pub(super) fn total(items: &[ScratchItem], tier: Tier) -> u64 {
+    let of_tier = items.iter().filter(|item| item.tier == tier);
+    let sum = of_tier.fold(0u64, |sum, item| sum.saturating_add(item.bytes));
+    round_up(sum, super::ARENA_ALIGNMENT)
+}

@@ -1,0 +1,181 @@
+//! A lease: a borrowed, ready-to-use group. Dropping it lets its ring entry be used again.
+
+use super::Weights;
+use crate::memory::{Event, ReadError, Region};
+use crate::placement::{Executor, GroupId};
+use std::sync::Arc;
+
+/// Why a step could not have its weights.
+#[derive(Debug, thiserror::Error)]
+pub enum LeaseError {
+    #[error("read {group}: {source}")]
+    Read {
+        group: String,
+        #[source]
+        source: ReadError,
+    },
+    #[error("the step was cancelled")]
+    Cancelled,
+}
+
+enum Bytes {
+    Mapped,
+    Resident(Arc<Region>),
+    /// `None` only while the lease is dropped.
+    Streamed {
+        position: u64,
+        region: Option<Region>,
+    },
+}
+
+/// A group that computation may read until the lease is dropped.
+pub struct Lease<'w> {
+    weights: &'w Weights,
+    group: GroupId,
+    bytes: Bytes,
+}
+
+impl<'w> Lease<'w> {
+    pub(super) fn mapped(weights: &'w Weights, group: GroupId) -> Lease<'w> {
+        Lease {
+            weights,
+            group,
+            bytes: Bytes::Mapped,
+        }
+    }
+
+    pub(super) fn resident(weights: &'w Weights, group: GroupId, region: Arc<Region>) -> Lease<'w> {
+        Lease {
+            weights,
+            group,
+            bytes: Bytes::Resident(region),
+        }
+    }
+
+    pub(super) fn streamed(
+        weights: &'w Weights,
+        group: GroupId,
+        position: u64,
+        region: Region,
+    ) -> Lease<'w> {
+        Lease {
+            weights,
+            group,
+            bytes: Bytes::Streamed {
+                position,
+                region: Some(region),
+            },
+        }
+    }
+
+    pub fn group(&self) -> GroupId {
+        self.group
+    }
+
+    pub fn executor(&self) -> Executor {
+        self.weights.plan.residences[self.group.0 as usize].executor
+    }
+
+    /// Everything that the lease covers (in mapped mode: the file).
+    pub(super) fn entry(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Mapped => match &self.weights.mapped {
+                Some(mapped) => mapped.bytes(),
+                None => unreachable!("a mapped home without a mapping"),
+            },
+            Bytes::Resident(region) => region.bytes(),
+            Bytes::Streamed { region, .. } => match region {
+                Some(region) => region.bytes(),
+                None => unreachable!("the lease is being dropped"),
+            },
+        }
+    }
+
+    /// The bytes of one part of the group, as they stand in the file.
+    pub fn part(&self, index: usize) -> &[u8] {
+        let part = &self.weights.plan.groups[self.group.0 as usize].parts[index];
+        let start = match self.bytes {
+            Bytes::Mapped => part.file_offset,
+            Bytes::Resident(_) | Bytes::Streamed { .. } => part.entry_offset,
+        };
+        &self.entry()[start as usize..(start + part.bytes) as usize]
+    }
+}
+
+impl Drop for Lease<'_> {
+    fn drop(&mut self) {
+        let executor = self.executor();
+        let Bytes::Streamed { position, region } = &mut self.bytes else {
+            return;
+        };
+        let Some(mut region) = region.take() else {
+            return;
+        };
+        if self.weights.poison_released {
+            region.poison();
+        }
+        // Computation on `cpu` and `emulated` is over when the lease is dropped, so the event is complete at once.
+        self.weights
+            .shared
+            .give_back(*position, region, executor, Event::recorded());
+    }
+}
+
+/// One step's walk through the groups, in plan order. Holds one lease at a time.
+pub struct Pass<'w> {
+    weights: &'w Weights,
+    cancelled: &'w dyn Fn() -> bool,
+    current: Option<Lease<'w>>,
+    finished: bool,
+}
+
+impl<'w> Pass<'w> {
+    pub(super) fn new(weights: &'w Weights, cancelled: &'w dyn Fn() -> bool) -> Pass<'w> {
+        Pass {
+            weights,
+            cancelled,
+            current: None,
+            finished: false,
+        }
+    }
+
+    /// The lease of `group`: the one held, or the next one, for which the one held is given back.
+    pub fn lease(&mut self, group: GroupId) -> Result<&Lease<'w>, LeaseError> {
+        if self
+            .current
+            .as_ref()
+            .is_none_or(|held| held.group() != group)
+        {
+            self.current = None;
+            if (self.cancelled)() {
+                return Err(LeaseError::Cancelled);
+            }
+            self.current = Some(self.weights.lease(group)?);
+        }
+        match &self.current {
+            Some(lease) => Ok(lease),
+            None => unreachable!("the lease was taken just now"),
+        }
+    }
+
+    /// The step used every group.
+    pub fn finish(mut self) {
+        self.current = None;
+        assert!(
+            self.weights.shared.at_border(),
+            "a step ended before it had used every streamed group"
+        );
+        self.finished = true;
+        self.weights.step_finished();
+    }
+}
+
+impl Drop for Pass<'_> {
+    fn drop(&mut self) {
+        self.current = None;
+        if !self.finished {
+            self.weights.shared.abandon();
+            self.weights.shared.publish(&self.weights.metrics);
+        }
+    }
+}

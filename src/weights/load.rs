@@ -1,0 +1,318 @@
+//! Brings the resident groups home, once, at start.
+
+use super::pipeline::{Lookahead, Pipeline};
+use super::shared::{Links, Shared, pieces, streamed};
+use super::{Counters, EmbeddingSlice, Home, Weights, group_name};
+use crate::gguf::Gguf;
+use crate::memory::{
+    Arena, MappedFile, MemoryError, ReadError, ReaderChoice, Region, RegionCopies, RegionReader,
+};
+use crate::metrics::Metrics;
+use crate::placement::{GroupId, GroupKind, Plan, Ring, Tier};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+/// Host groups that are read at the same time while loading: enough to keep a drive busy, few enough to see progress.
+const LOADS_IN_FLIGHT: usize = 4;
+
+/// The memory of each tier, as large as the plan says.
+#[derive(Clone)]
+pub struct Arenas {
+    pub host: Arc<Arena>,
+    /// On the emulated device.
+    pub device: Option<Arc<Arena>>,
+}
+
+impl Arenas {
+    /// Allocates what the plan split. The whole process allocates weights, pages and I/O buffers here and nowhere
+    /// else.
+    pub fn allocate(plan: &Plan) -> Result<Arenas, MemoryError> {
+        let host = Arena::new("host", plan.arena_bytes(Tier::Host) as usize)?;
+        let device = match plan.device_split {
+            Some(_) => Some(Arc::new(Arena::new(
+                "device",
+                plan.arena_bytes(Tier::Device) as usize,
+            )?)),
+            None => None,
+        };
+        Ok(Arenas {
+            host: Arc::new(host),
+            device,
+        })
+    }
+
+    fn of(&self, tier: Tier) -> &Arc<Arena> {
+        match (tier, &self.device) {
+            (Tier::Device, Some(device)) => device,
+            (Tier::Device, None) => unreachable!("the plan has no device"),
+            (Tier::Host | Tier::Storage, _) => &self.host,
+        }
+    }
+
+    /// A region for KV pages, from the end that weights do not grow from.
+    pub fn kv_region(&self, plan: &Plan) -> Result<Region, MemoryError> {
+        let bytes = u64::from(plan.kv.pages) * plan.kv.page_bytes;
+        Region::allocate_high(self.of(plan.kv.tier), bytes as usize)
+    }
+}
+
+/// How weights are moved; what they are is the plan's.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightsSettings {
+    pub reader: ReaderChoice,
+    /// Bytes per second of the emulated link; `None`: as fast as memory copies.
+    pub link_rate: Option<f64>,
+    pub lookahead: Lookahead,
+    /// Fill ring entries with NaN patterns when they are released, so that a use after release shows.
+    pub poison_released: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error("allocate memory: {0}")]
+    Memory(#[from] MemoryError),
+    #[error("{0}")]
+    Reader(ReadError),
+    #[error("loading was cancelled")]
+    Cancelled,
+    #[error("load {group}: {source}")]
+    Read {
+        group: String,
+        #[source]
+        source: ReadError,
+    },
+}
+
+impl Weights {
+    /// Opens the model file, allocates homes and rings and loads every resident group. `progress` hears the share of
+    /// resident bytes that is loaded; loading ends with an error when it answers false.
+    pub fn load(
+        path: &Path,
+        gguf: &Gguf,
+        plan: Arc<Plan>,
+        arenas: Arenas,
+        settings: WeightsSettings,
+        metrics: Metrics,
+        progress: &dyn Fn(f64) -> bool,
+    ) -> Result<Weights, LoadError> {
+        let names: Vec<String> = (0..plan.groups.len())
+            .map(|index| group_name(gguf, &plan, index))
+            .collect();
+        let entries = |ring: &Ring, tier| -> Result<Vec<Region>, MemoryError> {
+            (0..ring.entries)
+                .map(|_| Region::allocate_low(arenas.of(tier), ring.entry_bytes as usize))
+                .collect()
+        };
+        let pipeline = Pipeline::new(
+            streamed(&plan),
+            plan.host_ring.entries as usize,
+            plan.device_ring.entries as usize,
+            settings.lookahead,
+        );
+        let shared = Arc::new(Shared::new(
+            Arc::clone(&plan),
+            pipeline,
+            entries(&plan.host_ring, Tier::Host)?,
+            entries(&plan.device_ring, Tier::Device)?,
+        ));
+        let gather_bytes = u64::from(plan.gather.rows) * plan.gather.row_bytes;
+        let gather = match gather_bytes {
+            0 => None,
+            bytes => Some(Region::allocate_low(&arenas.host, bytes as usize)?),
+        };
+        let mut mapped = None;
+        if plan.mapped {
+            mapped = Some(MappedFile::map(path)?);
+            shared.set_homes(vec![Home::Mapped; plan.groups.len()]);
+        } else {
+            shared.connect(links(path, &arenas, settings, &shared)?);
+            match load_homes(&plan, &arenas, &shared, &names, progress) {
+                Ok(homes) => shared.set_homes(homes),
+                Err(error) => {
+                    shared.disconnect();
+                    return Err(error);
+                }
+            }
+        }
+        progress(1.0);
+        let embedding_slices = embedding_slices(gguf, &plan);
+        let Some((_, embedding)) = gguf.tensor("token_embd.weight") else {
+            unreachable!("the plan was made for a model with a token embedding");
+        };
+        let weights = Weights {
+            names,
+            mapped,
+            arenas,
+            shared,
+            embedding: embedding.clone(),
+            embedding_slices,
+            gather: RefCell::new(gather),
+            poison_released: settings.poison_released,
+            metrics,
+            counters: Arc::new(Counters::default()),
+            plan,
+        };
+        weights.shared.publish(&weights.metrics);
+        Ok(weights)
+    }
+}
+
+impl Drop for Weights {
+    fn drop(&mut self) {
+        self.shared.disconnect();
+    }
+}
+
+fn links(
+    path: &Path,
+    arenas: &Arenas,
+    settings: WeightsSettings,
+    shared: &Arc<Shared>,
+) -> Result<Links, LoadError> {
+    // The threads hold weak references: they live inside what they report to.
+    let target = Arc::downgrade(shared);
+    let on_read = move |done| {
+        if let Some(shared) = Weak::upgrade(&target) {
+            shared.read_done(done);
+        }
+    };
+    let host = Arc::clone(&arenas.host);
+    let reader = RegionReader::start(path, host, settings.reader, Box::new(on_read))
+        .map_err(LoadError::Reader)?;
+    let stream = arenas.device.as_ref().map(|device| {
+        let host = Arc::clone(&arenas.host);
+        let target = Arc::downgrade(shared);
+        let on_copy = move |done| {
+            if let Some(shared) = Weak::upgrade(&target) {
+                shared.copy_done(done);
+            }
+        };
+        RegionCopies::start(
+            host,
+            Arc::clone(device),
+            settings.link_rate,
+            Box::new(on_copy),
+        )
+    });
+    Ok(Links { reader, stream })
+}
+
+/// Allocates and loads every resident group. Groups for the device pass through the host ring, like the streamed ones.
+fn load_homes(
+    plan: &Plan,
+    arenas: &Arenas,
+    shared: &Shared,
+    names: &[String],
+    progress: &dyn Fn(f64) -> bool,
+) -> Result<Vec<Home>, LoadError> {
+    let resident_bytes: u64 = plan
+        .groups
+        .iter()
+        .zip(&plan.residences)
+        .filter(|(_, residence)| residence.home != Tier::Storage)
+        .map(|(group, _)| group.entry_bytes)
+        .sum();
+    let mut loaded = 0;
+    let mut advance = |group: usize| {
+        loaded += plan.groups[group].entry_bytes;
+        match progress(loaded as f64 / resident_bytes.max(1) as f64) {
+            true => Ok(()),
+            false => Err(LoadError::Cancelled),
+        }
+    };
+    let mut homes: Vec<Home> = plan
+        .groups
+        .iter()
+        .map(|group| match group.kind {
+            GroupKind::Embedding => Home::Rows,
+            _ => Home::Streamed,
+        })
+        .collect();
+    let at_home = |tier| {
+        let residences = plan.residences.iter().enumerate();
+        residences.filter(move |(_, residence)| residence.home == tier)
+    };
+    let failed = |group: usize, source| LoadError::Read {
+        group: names[group].clone(),
+        source,
+    };
+
+    let mut staging = shared.borrow_host_entries();
+    let ring_entries = staging.len();
+    if plan.staging_bytes > 0 {
+        staging.push(Region::allocate_low(
+            &arenas.host,
+            plan.staging_bytes as usize,
+        )?);
+    }
+    let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
+    let mut copies: VecDeque<(usize, u64)> = VecDeque::new();
+    let mut waiting = at_home(Tier::Device).map(|(index, _)| index).peekable();
+    while waiting.peek().is_some() || !reads.is_empty() || !copies.is_empty() {
+        if let Some(&index) = waiting.peek()
+            && let Some(region) = staging.pop()
+        {
+            let ticket = shared.begin_read(region, pieces(&plan.groups[index]));
+            reads.push_back((index, ticket));
+            waiting.next();
+        } else if let Some((index, ticket)) = reads.pop_front() {
+            let done = shared.wait_read(ticket);
+            done.result.map_err(|source| failed(index, source))?;
+            let bytes = plan.groups[index].entry_bytes as usize;
+            let home = Region::allocate_low(arenas.of(Tier::Device), bytes)?;
+            copies.push_back((index, shared.begin_copy(done.region, home, bytes)));
+        } else if let Some((index, ticket)) = copies.pop_front() {
+            let done = shared.wait_copy(ticket);
+            staging.extend(Arc::into_inner(done.source));
+            homes[index] = Home::Resident(Arc::new(done.destination));
+            advance(index)?;
+        } else {
+            unreachable!("the plan has a host ring wherever there is a device");
+        }
+    }
+    // Entries are alike; a staging region is not part of the ring, and there is one only where there is no ring.
+    staging.truncate(ring_entries);
+    assert_eq!(staging.len(), ring_entries, "every ring entry came back");
+    shared.return_host_entries(staging);
+
+    let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
+    let mut waiting = at_home(Tier::Host).map(|(index, _)| index).peekable();
+    while waiting.peek().is_some() || !reads.is_empty() {
+        if reads.len() < LOADS_IN_FLIGHT
+            && let Some(index) = waiting.next()
+        {
+            let group = &plan.groups[index];
+            let home = Region::allocate_low(&arenas.host, group.entry_bytes as usize)?;
+            reads.push_back((index, shared.begin_read(home, pieces(group))));
+        } else if let Some((index, ticket)) = reads.pop_front() {
+            let done = shared.wait_read(ticket);
+            done.result.map_err(|source| failed(index, source))?;
+            homes[index] = Home::Resident(Arc::new(done.region));
+            advance(index)?;
+        }
+    }
+    Ok(homes)
+}
+
+/// Where the rows of the token embedding are: in embedding groups, or in head groups where the head is tied.
+fn embedding_slices(gguf: &Gguf, plan: &Plan) -> Vec<EmbeddingSlice> {
+    let Some((tensor, _)) = gguf.tensor("token_embd.weight") else {
+        return Vec::new();
+    };
+    let mut slices: Vec<EmbeddingSlice> = Vec::new();
+    for (index, group) in plan.groups.iter().enumerate() {
+        for (part_index, part) in group.parts.iter().enumerate() {
+            if part.tensor == tensor {
+                slices.push(EmbeddingSlice {
+                    rows: part.rows.clone(),
+                    group: GroupId(index as u32),
+                    part: part_index,
+                });
+            }
+        }
+    }
+    slices.sort_by_key(|slice| slice.rows.start);
+    slices
+}

@@ -1,0 +1,627 @@
+//! Which streamed group is read, copied, ready or lent: the state machine behind `Weights`, with no I/O, no threads
+//! and no clock in it, so that tests drive it on a virtual one.
+//!
+//! A step uses the streamed groups in plan order, and the next step uses them again, so a *position* counts uses from
+//! the start of the process: position p stands for the group `order[p % order.len()]`. Positions enter the window in
+//! order; a position that comes from storage takes a host entry when it enters, one that goes to the device takes a
+//! device entry when its copy starts, also in order. Entries are therefore reserved in plan order, which rules out
+//! deadlock: the oldest position never waits for an entry that a younger one holds. Reads may complete in any order.
+//!
+//! ```text
+//! storage home, host executor      Reading -> Ready -> Leased
+//! storage home, device executor    Reading -> Landed -> Copying -> Ready -> Leased
+//! host home, device executor                  Landed -> Copying -> Ready -> Leased
+//! ```
+
+use crate::placement::{Executor, GroupId, Tier};
+use std::collections::VecDeque;
+
+/// A group that moves on every step, and the way that it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Streamed {
+    pub(crate) group: GroupId,
+    /// `Storage`, or `Host` with executor `Device`.
+    pub(crate) home: Tier,
+    pub(crate) executor: Executor,
+}
+
+impl Streamed {
+    fn is_read(self) -> bool {
+        self.home == Tier::Storage
+    }
+
+    fn is_copied(self) -> bool {
+        self.executor == Executor::Device
+    }
+}
+
+/// What the owner has to start now. It reports back with `read_done` or `copy_done`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Read {
+        position: u64,
+        group: GroupId,
+        host_entry: usize,
+    },
+    Copy {
+        position: u64,
+        group: GroupId,
+        /// `None`: from the group's home in host memory.
+        host_entry: Option<usize>,
+        device_entry: usize,
+    },
+}
+
+/// Where a ready group is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Entry {
+    Host(usize),
+    Device(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Reading,
+    /// In host memory, waits for a device entry.
+    Landed,
+    Copying,
+    Ready,
+    Leased,
+    /// Used; waits until the older ones are.
+    Released,
+    Failed,
+}
+
+/// What `Pipeline::poll` says about the position that computation wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Poll {
+    Pending,
+    Ready(Entry),
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    stage: Stage,
+    host_entry: Option<usize>,
+    device_entry: Option<usize>,
+}
+
+/// How far reads and copies run ahead of computation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookahead {
+    /// As far as there are ring entries, across the end of a step.
+    Ring,
+    /// Not at all: a group is fetched when computation asks for it. For comparison in tests and benches.
+    None,
+}
+
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    order: Vec<Streamed>,
+    lookahead: Lookahead,
+    /// Entries that nobody uses.
+    host_free: Vec<usize>,
+    device_free: Vec<usize>,
+    /// Position of `window[0]`; older ones are released.
+    first: u64,
+    window: VecDeque<Slot>,
+    /// The oldest position whose copy has not started, where it needs one.
+    next_copy: u64,
+    /// The position that computation leases next.
+    consumer: u64,
+    /// Computation waits for `consumer` (matters without lookahead).
+    demanded: bool,
+    /// Nothing new starts: a failed or cancelled step drains.
+    stopped: bool,
+}
+
+impl Pipeline {
+    pub(crate) fn new(
+        order: Vec<Streamed>,
+        host_entries: usize,
+        device_entries: usize,
+        lookahead: Lookahead,
+    ) -> Pipeline {
+        assert!(
+            order.iter().all(|s| s.is_read() || s.is_copied()),
+            "a group that rests where it is used does not stream"
+        );
+        assert!(
+            host_entries > 0 || !order.iter().any(|s| s.is_read()),
+            "groups stream from storage without a host ring"
+        );
+        assert!(
+            device_entries > 0 || !order.iter().any(|s| s.is_copied()),
+            "groups stream to the device without a device ring"
+        );
+        Pipeline {
+            order,
+            lookahead,
+            host_free: (0..host_entries).rev().collect(),
+            device_free: (0..device_entries).rev().collect(),
+            first: 0,
+            window: VecDeque::new(),
+            next_copy: 0,
+            consumer: 0,
+            demanded: false,
+            stopped: false,
+        }
+    }
+
+    /// The streamed group that a position stands for.
+    pub(crate) fn streamed(&self, position: u64) -> Streamed {
+        self.order[(position % self.order.len() as u64) as usize]
+    }
+
+    /// The position that computation leases next.
+    pub(crate) fn consumer(&self) -> u64 {
+        self.consumer
+    }
+
+    /// Starts what can start; the owner performs the actions in their order.
+    pub(crate) fn pump(&mut self, actions: &mut Vec<Action>) {
+        if self.stopped || self.order.is_empty() {
+            return;
+        }
+        self.start_copies(actions);
+        while let Some(position) = self.next_admissible() {
+            let streamed = self.streamed(position);
+            let mut slot = Slot {
+                stage: Stage::Landed,
+                host_entry: None,
+                device_entry: None,
+            };
+            if streamed.is_read() {
+                let Some(host_entry) = self.host_free.pop() else {
+                    return;
+                };
+                slot.stage = Stage::Reading;
+                slot.host_entry = Some(host_entry);
+                actions.push(Action::Read {
+                    position,
+                    group: streamed.group,
+                    host_entry,
+                });
+            }
+            self.window.push_back(slot);
+            self.start_copies(actions);
+        }
+    }
+
+    /// The position that may enter the window now. The window holds at most one step, so that no group is in it twice
+    /// (except where a step has fewer groups than three).
+    fn next_admissible(&self) -> Option<u64> {
+        let position = self.first + self.window.len() as u64;
+        let limit = match self.lookahead {
+            Lookahead::Ring => self.first + self.order.len().max(3) as u64,
+            Lookahead::None => self.consumer + u64::from(self.demanded),
+        };
+        (position < limit).then_some(position)
+    }
+
+    fn start_copies(&mut self, actions: &mut Vec<Action>) {
+        let end = self.first + self.window.len() as u64;
+        while self.next_copy < end {
+            let position = self.next_copy;
+            let streamed = self.streamed(position);
+            if streamed.is_copied() {
+                if self.slot(position).stage != Stage::Landed {
+                    return;
+                }
+                let Some(device_entry) = self.device_free.pop() else {
+                    return;
+                };
+                let slot = self.slot_mut(position);
+                slot.stage = Stage::Copying;
+                slot.device_entry = Some(device_entry);
+                let host_entry = slot.host_entry;
+                actions.push(Action::Copy {
+                    position,
+                    group: streamed.group,
+                    host_entry,
+                    device_entry,
+                });
+            }
+            self.next_copy += 1;
+        }
+    }
+
+    /// A read ended; says which host entry it went to.
+    pub(crate) fn read_done(&mut self, position: u64, succeeded: bool) -> usize {
+        let copied = self.streamed(position).is_copied();
+        let slot = self.slot_mut(position);
+        assert_eq!(slot.stage, Stage::Reading, "position {position}");
+        slot.stage = match (succeeded, copied) {
+            (false, _) => Stage::Failed,
+            (true, true) => Stage::Landed,
+            (true, false) => Stage::Ready,
+        };
+        let Some(entry) = slot.host_entry else {
+            unreachable!("position {position} was read into no entry");
+        };
+        entry
+    }
+
+    /// A copy to the device ended; says which host entry it came from, which is free again, and where it went.
+    pub(crate) fn copy_done(&mut self, position: u64) -> (Option<usize>, usize) {
+        let slot = self.slot_mut(position);
+        assert_eq!(slot.stage, Stage::Copying, "position {position}");
+        slot.stage = Stage::Ready;
+        let host_entry = slot.host_entry.take();
+        let Some(device_entry) = slot.device_entry else {
+            unreachable!("position {position} was copied to no entry");
+        };
+        self.host_free.extend(host_entry);
+        (host_entry, device_entry)
+    }
+
+    /// What has become of the position that computation wants.
+    pub(crate) fn poll(&self) -> Poll {
+        let Some(slot) = self.window.get((self.consumer - self.first) as usize) else {
+            return Poll::Pending;
+        };
+        match (slot.stage, slot.device_entry, slot.host_entry) {
+            (Stage::Ready, Some(entry), _) => Poll::Ready(Entry::Device(entry)),
+            (Stage::Ready, None, Some(entry)) => Poll::Ready(Entry::Host(entry)),
+            (Stage::Failed, ..) => Poll::Failed,
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Computation waits for the position at `consumer`.
+    pub(crate) fn demand(&mut self) {
+        self.demanded = true;
+    }
+
+    /// Lends the position at `consumer`, which is ready, and moves on.
+    pub(crate) fn lease(&mut self) -> u64 {
+        let position = self.consumer;
+        let slot = self.slot_mut(position);
+        assert_eq!(slot.stage, Stage::Ready, "position {position}");
+        slot.stage = Stage::Leased;
+        self.consumer += 1;
+        self.demanded = false;
+        position
+    }
+
+    /// Computation is done with a position: its entry may be used again.
+    pub(crate) fn release(&mut self, position: u64) {
+        let slot = self.slot_mut(position);
+        assert_eq!(slot.stage, Stage::Leased, "position {position}");
+        slot.stage = Stage::Released;
+        let (host_entry, device_entry) = (slot.host_entry.take(), slot.device_entry.take());
+        self.host_free.extend(host_entry);
+        self.device_free.extend(device_entry);
+        while let Some(Slot {
+            stage: Stage::Released,
+            ..
+        }) = self.window.front()
+        {
+            self.window.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// The entry that a leased position uses.
+    pub(crate) fn entry_of(&self, position: u64) -> Entry {
+        let slot = self.slot(position);
+        assert_eq!(slot.stage, Stage::Leased, "position {position}");
+        match (slot.device_entry, slot.host_entry) {
+            (Some(entry), _) => Entry::Device(entry),
+            (None, Some(entry)) => Entry::Host(entry),
+            (None, None) => unreachable!("position {position} is lent without an entry"),
+        }
+    }
+
+    /// Between two steps.
+    pub(crate) fn at_border(&self) -> bool {
+        self.order.is_empty() || self.consumer.is_multiple_of(self.order.len() as u64)
+    }
+
+    /// Reads and copies under way.
+    pub(crate) fn in_flight(&self) -> usize {
+        let flying = |slot: &&Slot| matches!(slot.stage, Stage::Reading | Stage::Copying);
+        self.window.iter().filter(flying).count()
+    }
+
+    /// Starts nothing new until `resume`.
+    pub(crate) fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    pub(crate) fn resume(&mut self) {
+        self.stopped = false;
+    }
+
+    /// Forgets everything fetched and begins at the first group of a step. Nothing may be in flight or lent.
+    pub(crate) fn restart(&mut self) {
+        let busy =
+            |slot: &Slot| matches!(slot.stage, Stage::Reading | Stage::Copying | Stage::Leased);
+        assert!(
+            !self.window.iter().any(busy),
+            "restart while entries are in use: {:?}",
+            self.window
+        );
+        for slot in self.window.drain(..) {
+            self.host_free.extend(slot.host_entry);
+            self.device_free.extend(slot.device_entry);
+        }
+        let steps = self.consumer.div_ceil(self.order.len().max(1) as u64);
+        self.first = steps * self.order.len() as u64;
+        self.consumer = self.first;
+        self.next_copy = self.first;
+        self.demanded = false;
+    }
+
+    fn slot(&self, position: u64) -> &Slot {
+        &self.window[(position - self.first) as usize]
+    }
+
+    fn slot_mut(&mut self, position: u64) -> &mut Slot {
+        &mut self.window[(position - self.first) as usize]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn order(count: u32, home: Tier, executor: Executor) -> Vec<Streamed> {
+        (0..count)
+            .map(|group| Streamed {
+                group: GroupId(group),
+                home,
+                executor,
+            })
+            .collect()
+    }
+
+    /// A clock that jumps from event to event. One storage server and one link, each serving in order of arrival;
+    /// reads take `read`, copies `copy`, and computing with a group takes `compute`.
+    struct VirtualClock {
+        read: u64,
+        copy: u64,
+        compute: u64,
+        storage_free: u64,
+        link_free: u64,
+        /// (time, position, is a copy)
+        events: BTreeSet<(u64, u64, bool)>,
+    }
+
+    impl VirtualClock {
+        fn perform(&mut self, now: u64, pipeline: &mut Pipeline) {
+            let mut actions = Vec::new();
+            pipeline.pump(&mut actions);
+            for action in actions {
+                match action {
+                    Action::Read { position, .. } => {
+                        self.storage_free = self.storage_free.max(now) + self.read;
+                        self.events.insert((self.storage_free, position, false));
+                    }
+                    Action::Copy { position, .. } => {
+                        self.link_free = self.link_free.max(now) + self.copy;
+                        self.events.insert((self.link_free, position, true));
+                    }
+                }
+            }
+        }
+
+        /// Handles events up to `until`.
+        fn advance(&mut self, until: u64, pipeline: &mut Pipeline) {
+            while let Some(&(time, position, is_copy)) = self.events.first() {
+                if time > until {
+                    return;
+                }
+                self.events.pop_first();
+                if is_copy {
+                    let _ = pipeline.copy_done(position);
+                } else {
+                    let _ = pipeline.read_done(position, true);
+                }
+                self.perform(time, pipeline);
+            }
+        }
+
+        /// Time that `steps` steps take, one after the other.
+        fn run(&mut self, pipeline: &mut Pipeline, steps: u64) -> u64 {
+            let mut now = 0;
+            self.perform(now, pipeline);
+            for _ in 0..steps * pipeline.order.len() as u64 {
+                pipeline.demand();
+                self.perform(now, pipeline);
+                while pipeline.poll() == Poll::Pending {
+                    let next = self.events.first().expect("something is in flight").0;
+                    self.advance(next, pipeline);
+                    now = now.max(next);
+                }
+                let position = pipeline.lease();
+                self.advance(now + self.compute, pipeline);
+                now += self.compute;
+                pipeline.release(position);
+                self.perform(now, pipeline);
+            }
+            now
+        }
+    }
+
+    fn seconds(
+        order: Vec<Streamed>,
+        entries: (usize, usize),
+        lookahead: Lookahead,
+        steps: u64,
+    ) -> u64 {
+        let mut pipeline = Pipeline::new(order, entries.0, entries.1, lookahead);
+        let mut clock = VirtualClock {
+            read: 10,
+            copy: 10,
+            compute: 10,
+            storage_free: 0,
+            link_free: 0,
+            events: BTreeSet::new(),
+        };
+        clock.run(&mut pipeline, steps)
+    }
+
+    #[test]
+    fn a_step_of_n_groups_takes_at_most_n_plus_ring_entries_delays() {
+        for executor in [Executor::Host, Executor::Device] {
+            for home in [Tier::Storage, Tier::Host] {
+                if (home, executor) == (Tier::Host, Executor::Host) {
+                    continue;
+                }
+                for entries in 2..5 {
+                    for count in [1_u32, 2, 3, 10, 50] {
+                        let order = order(count, home, executor);
+                        let took = seconds(order, (entries, entries), Lookahead::Ring, 1);
+                        let bound = (u64::from(count) + entries as u64) * 10;
+                        assert!(
+                            took <= bound,
+                            "{count} groups from {home}, {entries} entries, {executor:?}: {took} > {bound}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn prefetch_runs_across_the_end_of_a_step() {
+        let took = seconds(
+            order(10, Tier::Storage, Executor::Device),
+            (3, 3),
+            Lookahead::Ring,
+            20,
+        );
+        // The pipeline fills once, not at every step.
+        assert!(took <= (20 * 10 + 6) * 10, "{took}");
+    }
+
+    #[test]
+    fn without_lookahead_nothing_overlaps() {
+        let took = seconds(
+            order(10, Tier::Storage, Executor::Device),
+            (3, 3),
+            Lookahead::None,
+            2,
+        );
+        assert_eq!(took, 2 * 10 * 30);
+        let took = seconds(
+            order(10, Tier::Storage, Executor::Host),
+            (3, 3),
+            Lookahead::None,
+            2,
+        );
+        assert_eq!(took, 2 * 10 * 20);
+    }
+
+    #[test]
+    fn reads_that_complete_in_any_order_are_lent_in_plan_order_and_no_entry_is_used_twice() {
+        for seed in 0..200_u64 {
+            let mut random = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+            let mut next = move |bound: usize| {
+                random ^= random << 13;
+                random ^= random >> 7;
+                random ^= random << 17;
+                (random % bound as u64) as usize
+            };
+            let kinds = [
+                (Tier::Storage, Executor::Host),
+                (Tier::Storage, Executor::Device),
+                (Tier::Host, Executor::Device),
+            ];
+            let order: Vec<_> = (0..7)
+                .map(|group| {
+                    let (home, executor) = kinds[next(3)];
+                    Streamed {
+                        group: GroupId(group),
+                        home,
+                        executor,
+                    }
+                })
+                .collect();
+            let mut pipeline =
+                Pipeline::new(order.clone(), 2 + next(3), 2 + next(2), Lookahead::Ring);
+            let mut flying: Vec<Action> = Vec::new();
+            let mut held = BTreeSet::new();
+            for position in 0..100_u64 {
+                loop {
+                    let mut actions = Vec::new();
+                    pipeline.pump(&mut actions);
+                    for action in &actions {
+                        let entry = match *action {
+                            Action::Read { host_entry, .. } => (false, host_entry),
+                            Action::Copy { device_entry, .. } => (true, device_entry),
+                        };
+                        assert!(
+                            held.insert(entry),
+                            "entry {entry:?} is in use (seed {seed})"
+                        );
+                    }
+                    flying.extend(actions);
+                    if let Poll::Ready(_) = pipeline.poll() {
+                        break;
+                    }
+                    assert!(!flying.is_empty(), "deadlock at {position} (seed {seed})");
+                    match flying.swap_remove(next(flying.len())) {
+                        Action::Read { position, .. } => {
+                            pipeline.read_done(position, true);
+                        }
+                        Action::Copy {
+                            position,
+                            host_entry,
+                            ..
+                        } => {
+                            pipeline.copy_done(position);
+                            if let Some(entry) = host_entry {
+                                held.remove(&(false, entry));
+                            }
+                        }
+                    }
+                }
+                let Poll::Ready(entry) = pipeline.poll() else {
+                    unreachable!()
+                };
+                assert_eq!(pipeline.lease(), position);
+                assert_eq!(
+                    pipeline.streamed(position).group,
+                    order[position as usize % order.len()].group
+                );
+                pipeline.release(position);
+                held.remove(&match entry {
+                    Entry::Host(entry) => (false, entry),
+                    Entry::Device(entry) => (true, entry),
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_read_fails_its_lease_and_a_restart_begins_at_the_first_group() {
+        let mut pipeline = Pipeline::new(
+            order(4, Tier::Storage, Executor::Host),
+            2,
+            0,
+            Lookahead::Ring,
+        );
+        let mut actions = Vec::new();
+        pipeline.pump(&mut actions);
+        pipeline.read_done(0, true);
+        pipeline.read_done(1, false);
+        let position = pipeline.lease();
+        assert_eq!(pipeline.poll(), Poll::Failed);
+        pipeline.release(position);
+        pipeline.pump(&mut actions);
+        pipeline.stop();
+        // The freed entry was taken for position 2: it has to land before the memory is used again.
+        assert_eq!(pipeline.in_flight(), 1);
+        pipeline.read_done(2, true);
+        pipeline.restart();
+        pipeline.resume();
+        assert_eq!(pipeline.streamed(pipeline.consumer()).group, GroupId(0));
+        actions.clear();
+        pipeline.pump(&mut actions);
+        assert_eq!(actions.len(), 2, "both entries are free again");
+    }
+}

@@ -1,0 +1,475 @@
+//! What the engine thread, the I/O thread and the copy thread share: the pipeline, the ring entries that nobody owns
+//! at the moment, and the way to start the next read or copy.
+//!
+//! Lock order: one mutex, `state`. Starting a read or a copy is a push onto a queue whose bound exceeds everything
+//! that can be outstanding, so nobody blocks while holding it.
+
+use super::pipeline::{Action, Entry, Pipeline, Poll, Streamed};
+use super::{Home, streams};
+use crate::memory::{
+    Event, ReadError, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
+    Rung, TransferTotals,
+};
+use crate::metrics::Metrics;
+use crate::placement::{Executor, Group, GroupId, GroupKind, Plan};
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Tickets of reads and copies that someone waits for in person, apart from the pipeline's positions.
+const DIRECT: u64 = 1 << 63;
+
+/// The ways that bytes move. Dropped by the owner of `Weights`, never by a callback: dropping joins the threads.
+pub(super) struct Links {
+    pub(super) reader: RegionReader,
+    /// Where there is a device.
+    pub(super) stream: Option<RegionCopies>,
+}
+
+/// A device ring entry at rest.
+struct DeviceEntry {
+    region: Region,
+    /// Completed when the last use of the entry's bytes is over; the next copy waits for it.
+    last_use: Event,
+}
+
+struct State {
+    pipeline: Pipeline,
+    host_entries: Vec<Option<Region>>,
+    device_entries: Vec<Option<DeviceEntry>>,
+    failures: HashMap<u64, ReadError>,
+    reads_landed: HashMap<u64, RegionRead>,
+    copies_landed: HashMap<u64, RegionCopied>,
+    next_direct: u64,
+    links: Option<Links>,
+    /// The totals that the metrics already hold.
+    published: (TransferTotals, TransferTotals),
+}
+
+pub(super) struct Shared {
+    plan: Arc<Plan>,
+    /// Set once, when the resident groups are loaded; nothing streams before.
+    homes: OnceLock<Vec<Home>>,
+    state: Mutex<State>,
+    /// Notified whenever something lands.
+    landed: Condvar,
+}
+
+/// A streamed group that computation may use now.
+pub(super) struct Taken {
+    pub(super) position: u64,
+    pub(super) region: Region,
+    /// `Some` where computation had to wait.
+    pub(super) waited: Option<Duration>,
+}
+
+impl Shared {
+    pub(super) fn new(
+        plan: Arc<Plan>,
+        pipeline: Pipeline,
+        host_entries: Vec<Region>,
+        device_entries: Vec<Region>,
+    ) -> Shared {
+        let at_rest = |region| {
+            Some(DeviceEntry {
+                region,
+                last_use: Event::recorded(),
+            })
+        };
+        Shared {
+            plan,
+            homes: OnceLock::new(),
+            state: Mutex::new(State {
+                pipeline,
+                host_entries: host_entries.into_iter().map(Some).collect(),
+                device_entries: device_entries.into_iter().map(at_rest).collect(),
+                failures: HashMap::new(),
+                reads_landed: HashMap::new(),
+                copies_landed: HashMap::new(),
+                next_direct: DIRECT,
+                links: None,
+                published: Default::default(),
+            }),
+            landed: Condvar::new(),
+        }
+    }
+
+    /// A panic while the lock is held is a bug that the engine reports; the state is consistent between statements
+    /// that matter, and what remains is to drain and drop.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.landed
+            .wait(state)
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Performs what the pipeline wants started.
+    fn start(&self, state: &mut State) {
+        if let Some(homes) = self.homes.get() {
+            state.start(&self.plan, homes);
+        }
+    }
+
+    /// Every resident group is loaded: streaming may begin.
+    pub(super) fn set_homes(&self, homes: Vec<Home>) {
+        let first = self.homes.set(homes).is_ok();
+        assert!(first, "homes are set once");
+    }
+
+    pub(super) fn homes(&self) -> &[Home] {
+        self.homes.get().map_or(&[], Vec::as_slice)
+    }
+
+    pub(super) fn connect(&self, links: Links) {
+        self.lock().links = Some(links);
+    }
+
+    /// Ends the I/O and copy threads after what is in flight has landed. Called by the owner only.
+    pub(super) fn disconnect(&self) {
+        let mut state = self.lock();
+        state.pipeline.stop();
+        let links = state.links.take();
+        drop(state);
+        drop(links);
+    }
+
+    pub(super) fn reader_rung(&self) -> Option<(Rung, String)> {
+        let state = self.lock();
+        let reader = &state.links.as_ref()?.reader;
+        Some((reader.rung(), reader.rung_reason().to_owned()))
+    }
+
+    /// On the I/O thread: a read ended.
+    pub(super) fn read_done(&self, done: RegionRead) {
+        let mut state = self.lock();
+        if done.ticket >= DIRECT {
+            state.reads_landed.insert(done.ticket, done);
+        } else {
+            let succeeded = done.result.is_ok();
+            let entry = state.pipeline.read_done(done.ticket, succeeded);
+            state.host_entries[entry] = Some(done.region);
+            if let Err(error) = done.result {
+                state.failures.insert(done.ticket, error);
+            }
+            self.start(&mut state);
+        }
+        drop(state);
+        self.landed.notify_all();
+    }
+
+    /// On the copy thread: a copy ended.
+    pub(super) fn copy_done(&self, done: RegionCopied) {
+        let mut state = self.lock();
+        if done.ticket >= DIRECT {
+            state.copies_landed.insert(done.ticket, done);
+        } else {
+            let (host_entry, device_entry) = state.pipeline.copy_done(done.ticket);
+            if let Some(entry) = host_entry {
+                // The copy was the only owner of a ring entry; a home stays shared.
+                state.host_entries[entry] = Arc::into_inner(done.source);
+            }
+            state.device_entries[device_entry] = Some(DeviceEntry {
+                region: done.destination,
+                last_use: Event::recorded(),
+            });
+            self.start(&mut state);
+        }
+        drop(state);
+        self.landed.notify_all();
+    }
+
+    /// Takes the next streamed group, which must be `group`, waiting until it is there.
+    pub(super) fn take(&self, group: GroupId) -> Result<Taken, ReadError> {
+        let mut state = self.lock();
+        let expected = state.pipeline.streamed(state.pipeline.consumer()).group;
+        assert_eq!(
+            group, expected,
+            "groups are leased in plan order, every one of them"
+        );
+        state.pipeline.demand();
+        self.start(&mut state);
+        let began = Instant::now();
+        let mut waited = false;
+        loop {
+            let region = match state.pipeline.poll() {
+                Poll::Ready(Entry::Host(entry)) => state.host_entries[entry].take(),
+                Poll::Ready(Entry::Device(entry)) => {
+                    state.device_entries[entry].take().map(|entry| entry.region)
+                }
+                Poll::Failed => {
+                    let position = state.pipeline.consumer();
+                    let error = state.failures.remove(&position);
+                    let Some(error) = error else {
+                        unreachable!("position {position} failed without an error");
+                    };
+                    return Err(error);
+                }
+                Poll::Pending => {
+                    waited = true;
+                    state = self.wait(state);
+                    continue;
+                }
+            };
+            let Some(region) = region else {
+                unreachable!("a ready entry is at rest");
+            };
+            return Ok(Taken {
+                position: state.pipeline.lease(),
+                region,
+                waited: waited.then(|| began.elapsed()),
+            });
+        }
+    }
+
+    /// Computation is done with a lease: its entry goes back to the ring.
+    pub(super) fn give_back(
+        &self,
+        position: u64,
+        region: Region,
+        executor: Executor,
+        last_use: Event,
+    ) {
+        let mut state = self.lock();
+        let entry = state.pipeline.entry_of(position);
+        match (entry, executor) {
+            (Entry::Device(entry), Executor::Device) => {
+                state.device_entries[entry] = Some(DeviceEntry { region, last_use });
+            }
+            (Entry::Host(entry), Executor::Host) => state.host_entries[entry] = Some(region),
+            (entry, executor) => unreachable!("{executor:?} used {entry:?}"),
+        }
+        state.pipeline.release(position);
+        self.start(&mut state);
+    }
+
+    /// Abandons a step: nothing new starts, and what is in flight lands.
+    pub(super) fn abandon(&self) {
+        let mut state = self.lock();
+        state.pipeline.stop();
+        while state.pipeline.in_flight() > 0 {
+            state = self.wait(state);
+        }
+        state.failures.clear();
+        state.pipeline.restart();
+        // Nothing is fetched until the next step asks: a file that cannot be read is not read in a loop.
+        state.pipeline.stop();
+    }
+
+    /// Before a step: fetching goes on.
+    pub(super) fn resume(&self) {
+        let mut state = self.lock();
+        state.pipeline.resume();
+        self.start(&mut state);
+    }
+
+    /// Whether every streamed group of a step has been leased, none of the next.
+    pub(super) fn at_border(&self) -> bool {
+        self.lock().pipeline.at_border()
+    }
+
+    /// Reads into `region` and waits for it.
+    pub(super) fn read_now(
+        &self,
+        region: Region,
+        pieces: Vec<RegionPiece>,
+    ) -> (Region, Result<u64, ReadError>, Duration) {
+        let began = Instant::now();
+        let ticket = self.begin_read(region, pieces);
+        let done = self.wait_read(ticket);
+        (done.region, done.result, began.elapsed())
+    }
+
+    /// Starts a read that `wait_read` waits for.
+    pub(super) fn begin_read(&self, region: Region, pieces: Vec<RegionPiece>) -> u64 {
+        let mut state = self.lock();
+        let ticket = state.direct_ticket();
+        state.links().reader.read(ticket, region, &pieces);
+        ticket
+    }
+
+    pub(super) fn wait_read(&self, ticket: u64) -> RegionRead {
+        let mut state = self.lock();
+        loop {
+            if let Some(done) = state.reads_landed.remove(&ticket) {
+                return done;
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// Starts a copy to the device that `wait_copy` waits for.
+    pub(super) fn begin_copy(&self, source: Region, destination: Region, bytes: usize) -> u64 {
+        let mut state = self.lock();
+        let ticket = state.direct_ticket();
+        let Some(stream) = &state.links().stream else {
+            unreachable!("a copy without a device");
+        };
+        stream.copy(
+            ticket,
+            Arc::new(source),
+            destination,
+            bytes,
+            Event::recorded(),
+        );
+        ticket
+    }
+
+    pub(super) fn wait_copy(&self, ticket: u64) -> RegionCopied {
+        let mut state = self.lock();
+        loop {
+            if let Some(done) = state.copies_landed.remove(&ticket) {
+                return done;
+            }
+            state = self.wait(state);
+        }
+    }
+
+    /// While nothing streams yet: lends the host ring's entries to the loader.
+    pub(super) fn borrow_host_entries(&self) -> Vec<Region> {
+        let mut state = self.lock();
+        let entries: Option<Vec<Region>> =
+            state.host_entries.iter_mut().map(Option::take).collect();
+        let Some(entries) = entries else {
+            unreachable!("the ring is in use while the model is loaded");
+        };
+        entries
+    }
+
+    pub(super) fn return_host_entries(&self, entries: Vec<Region>) {
+        self.lock().host_entries = entries.into_iter().map(Some).collect();
+    }
+
+    /// Adds what has moved since the last call to the metrics.
+    pub(super) fn publish(&self, metrics: &Metrics) {
+        let mut state = self.lock();
+        let Some(links) = &state.links else {
+            return;
+        };
+        let read = links.reader.totals();
+        let copied = links
+            .stream
+            .as_ref()
+            .map(RegionCopies::totals)
+            .unwrap_or_default();
+        let (read_before, copied_before) = state.published;
+        for (from, to, now, before) in [
+            ("storage", "host", read, read_before),
+            ("host", "device", copied, copied_before),
+        ] {
+            let labels = [from, to];
+            metrics
+                .transfer_bytes_total
+                .with_label_values(&labels)
+                .inc_by(now.bytes - before.bytes);
+            metrics
+                .transfer_seconds_total
+                .with_label_values(&labels)
+                .inc_by((now.busy - before.busy).as_secs_f64());
+        }
+        state.published = (read, copied);
+    }
+}
+
+impl State {
+    fn links(&self) -> &Links {
+        let Some(links) = &self.links else {
+            unreachable!("the links live as long as the weights");
+        };
+        links
+    }
+
+    fn direct_ticket(&mut self) -> u64 {
+        self.next_direct += 1;
+        self.next_direct
+    }
+
+    /// Performs what the pipeline wants started.
+    fn start(&mut self, plan: &Plan, homes: &[Home]) {
+        if self.links.is_none() {
+            return;
+        }
+        let mut actions = Vec::new();
+        self.pipeline.pump(&mut actions);
+        for action in actions {
+            match action {
+                Action::Read {
+                    position,
+                    group,
+                    host_entry,
+                } => {
+                    let Some(region) = self.host_entries[host_entry].take() else {
+                        unreachable!("host entry {host_entry} is free but not at rest");
+                    };
+                    let pieces = pieces(&plan.groups[group.0 as usize]);
+                    self.links().reader.read(position, region, &pieces);
+                }
+                Action::Copy {
+                    position,
+                    group,
+                    host_entry,
+                    device_entry,
+                } => self.start_copy(plan, homes, position, group, host_entry, device_entry),
+            }
+        }
+    }
+
+    fn start_copy(
+        &mut self,
+        plan: &Plan,
+        homes: &[Home],
+        position: u64,
+        group: GroupId,
+        host_entry: Option<usize>,
+        device_entry: usize,
+    ) {
+        let source = match (host_entry, &homes[group.0 as usize]) {
+            (Some(entry), _) => self.host_entries[entry].take().map(Arc::new),
+            (None, Home::Resident(region)) => Some(Arc::clone(region)),
+            (None, _) => None,
+        };
+        let destination = self.device_entries[device_entry].take();
+        let (Some(source), Some(destination)) = (source, destination) else {
+            unreachable!("a copy of group {group:?} starts from or to an entry in use");
+        };
+        let bytes = plan.groups[group.0 as usize].entry_bytes as usize;
+        let Some(stream) = &self.links().stream else {
+            unreachable!("the plan copies to a device that is not there");
+        };
+        stream.copy(
+            position,
+            source,
+            destination.region,
+            bytes,
+            destination.last_use,
+        );
+    }
+}
+
+/// The reads that bring a group into an entry.
+pub(super) fn pieces(group: &Group) -> Vec<RegionPiece> {
+    let piece = |extent: &crate::placement::Extent| RegionPiece {
+        file_offset: extent.file_offset,
+        offset: extent.entry_offset as usize,
+        bytes: extent.bytes as usize,
+    };
+    group.extents.iter().map(piece).collect()
+}
+
+/// The streamed groups of a plan, in plan order.
+pub(super) fn streamed(plan: &Plan) -> Vec<Streamed> {
+    plan.groups
+        .iter()
+        .zip(&plan.residences)
+        .enumerate()
+        .filter(|(_, (group, _))| !matches!(group.kind, GroupKind::Small | GroupKind::Embedding))
+        .filter(|(_, (_, residence))| streams(**residence))
+        .map(|(index, (_, residence))| Streamed {
+            group: GroupId(index as u32),
+            home: residence.home,
+            executor: residence.executor,
+        })
+        .collect()
+}

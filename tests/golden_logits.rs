@@ -1,0 +1,128 @@
+//! The forward pass gives the reference's log-probabilities: an fp32 computation over the dequantised weights.
+
+#[path = "support/run.rs"]
+mod run;
+
+use run::{Sequence, all_resident, load, log_probabilities, settings, smollm2};
+use serde_json::Value;
+use std::path::Path;
+
+fn golden(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data")
+        .join(name);
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<f64> {
+    let list = value.as_array().unwrap();
+    list.iter().map(|number| number.as_f64().unwrap()).collect()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    numbers(value).into_iter().map(|id| id as u32).collect()
+}
+
+fn check_tiny(name: &str) {
+    let golden = golden(&format!("tiny/{name}.json"));
+    let tolerance = golden["tolerance"].as_f64().unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/data/tiny")
+        .join(format!("{name}.gguf"));
+    let mut request = all_resident();
+    request.context = 512;
+    for prompt in golden["prompts"].as_array().unwrap() {
+        let mut loaded = load(&path, &request, settings());
+        let mut sequence = Sequence::new(0, 16);
+        let logits = sequence.step(&mut loaded, &ids(&prompt["ids"]));
+        let ours = log_probabilities(&logits);
+        let (top, expected) = (
+            ids(&prompt["last"]["top"]),
+            numbers(&prompt["last"]["logprob"]),
+        );
+        for (id, expected) in top.into_iter().zip(expected) {
+            let ours = ours[id as usize];
+            assert!(
+                (ours - expected).abs() <= tolerance,
+                "{name}, {} tokens, id {id}: {ours} and not {expected}",
+                sequence.tokens.len()
+            );
+        }
+    }
+}
+
+#[test]
+fn tiny_llama() {
+    check_tiny("llama");
+}
+
+#[test]
+fn tiny_llama_with_tied_embeddings() {
+    check_tiny("llama-tied");
+}
+
+#[test]
+fn tiny_llama_with_rope_factors() {
+    check_tiny("llama-rope-factors");
+}
+
+#[test]
+fn tiny_llama_with_linear_rope_scaling() {
+    check_tiny("llama-rope-linear");
+}
+
+/// The distance of the five likeliest tokens' log-probabilities from the reference may be at most this many times
+/// llama.cpp's own.
+const DISTANCE_RATIO_MAX: f64 = 1.15;
+
+#[test]
+fn smollm2_is_as_near_to_the_reference_as_llama_cpp() {
+    let golden = golden("smollm2.json");
+    let peer = &golden["llama_cpp_abs_logprob_error_top5"];
+    let peer_mean = peer["mean"].as_f64().unwrap();
+    let peer_p95 = peer["p95"].as_f64().unwrap();
+    let mut loaded = load(&smollm2(), &all_resident(), settings());
+    let mut distances = Vec::new();
+    let mut choices = Vec::new();
+    for prompt in golden["prompts"].as_array().unwrap() {
+        let (prompt_ids, greedy) = (ids(&prompt["ids"]), ids(&prompt["greedy"]));
+        let margins = numbers(&prompt["greedy_margin"]);
+        let forced: Vec<u32> = prompt_ids.iter().chain(&greedy).copied().collect();
+        let mut sequence = Sequence::new(0, 4);
+        let positions = prompt["positions"].as_array().unwrap();
+        for (index, (token, expected)) in forced.iter().zip(positions).enumerate() {
+            let ours = log_probabilities(&sequence.step(&mut loaded, &[*token]));
+            let (top, logprobs) = (ids(&expected["top"]), numbers(&expected["logprob"]));
+            for (&id, logprob) in top.iter().zip(logprobs).take(5) {
+                distances.push((ours[id as usize] - logprob).abs());
+            }
+            if let Some(step) = (index + 1).checked_sub(prompt_ids.len())
+                && step < greedy.len()
+            {
+                let best = (0..ours.len()).max_by(|&a, &b| ours[a].total_cmp(&ours[b]));
+                choices.push((best.unwrap() as u32, greedy[step], margins[step]));
+            }
+        }
+    }
+    distances.sort_by(f64::total_cmp);
+    let mean = distances.iter().sum::<f64>() / distances.len() as f64;
+    let p95 = distances[distances.len() * 95 / 100];
+    println!(
+        "distance over {} log-probabilities: mean {mean:.4} (llama.cpp {peer_mean}), p95 {p95:.4} (llama.cpp {peer_p95})",
+        distances.len()
+    );
+    assert!(mean <= DISTANCE_RATIO_MAX * peer_mean, "mean {mean}");
+    assert!(p95 <= DISTANCE_RATIO_MAX * peer_p95, "p95 {p95}");
+    let decided = choices.iter().filter(|(_, _, margin)| *margin > 2.0 * p95);
+    let wrong: Vec<_> = decided
+        .clone()
+        .filter(|(ours, theirs, _)| ours != theirs)
+        .collect();
+    println!(
+        "{} of {} choices have a margin above {:.3}",
+        decided.count(),
+        choices.len(),
+        2.0 * p95
+    );
+    assert!(wrong.is_empty(), "ours, theirs, margin: {wrong:?}");
+}

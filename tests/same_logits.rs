@@ -1,0 +1,267 @@
+//! A token's logits are bit-identical under every plan, ring size, reader, device, chunking and company.
+
+#[path = "support/run.rs"]
+mod run;
+#[path = "support/synthesised.rs"]
+mod synthesised;
+
+use run::{MIB, Sequence, all_resident, load, settings, smollm2};
+use std::path::Path;
+use strata::memory::ReaderChoice;
+use strata::model::{Batch, LoadedModel, PlannedModel};
+use strata::placement::{DeviceKind, ExecutorChoice, PlanRequest, Tier};
+
+/// A way to place a model.
+struct Placement {
+    name: &'static str,
+    request: PlanRequest,
+    reader: ReaderChoice,
+    /// The tiers that must be home to weights for the placement to show anything.
+    homes: &'static [Tier],
+}
+
+/// Placements of a model whose budgets are these: the smallest that leave something on every tier.
+fn placements(device_budget: u64, host_budget: u64, context: u32) -> Vec<Placement> {
+    use Tier::{Device, Host, Storage};
+    let base = PlanRequest {
+        context,
+        map_file: false,
+        step_width: None,
+        ..all_resident()
+    };
+    let cpu = |host_budget| PlanRequest {
+        host_budget,
+        ..base.clone()
+    };
+    let emulated = |device_budget, host_budget, executor| PlanRequest {
+        device: DeviceKind::Emulated,
+        device_budget: Some(device_budget),
+        host_budget,
+        executor,
+        ..base.clone()
+    };
+    let both = device_budget + host_budget;
+    let place = |name, request, reader, homes| Placement {
+        name,
+        request,
+        reader,
+        homes,
+    };
+    vec![
+        place(
+            "cpu, copied, all resident",
+            cpu(8 << 30),
+            ReaderChoice::Auto,
+            &[Host],
+        ),
+        place(
+            "cpu, most streams",
+            cpu(both),
+            ReaderChoice::Auto,
+            &[Host, Storage],
+        ),
+        place(
+            "cpu, two ring entries, pread",
+            PlanRequest {
+                ring_entries: Some(2),
+                ..cpu(both)
+            },
+            ReaderChoice::Pread,
+            &[Host, Storage],
+        ),
+        place(
+            "cpu, small slices, seven ring entries",
+            PlanRequest {
+                slice_bytes: Some(MIB / 2),
+                ring_entries: Some(7),
+                ..cpu(both)
+            },
+            ReaderChoice::Auto,
+            &[Host, Storage],
+        ),
+        place(
+            "emulated, three tiers, streamed to the device",
+            emulated(device_budget, host_budget, ExecutorChoice::Device),
+            ReaderChoice::Auto,
+            &[Device, Host, Storage],
+        ),
+        place(
+            "emulated, three tiers, the host computes",
+            emulated(device_budget, host_budget, ExecutorChoice::Host),
+            ReaderChoice::Auto,
+            &[Device, Host, Storage],
+        ),
+        place(
+            "emulated, three tiers, two ring entries, pread",
+            PlanRequest {
+                ring_entries: Some(2),
+                ..emulated(device_budget, host_budget, ExecutorChoice::Device)
+            },
+            ReaderChoice::Pread,
+            &[Device, Host, Storage],
+        ),
+        place(
+            "emulated, host large",
+            emulated(device_budget, 4 << 30, ExecutorChoice::Device),
+            ReaderChoice::Auto,
+            &[Device, Host],
+        ),
+        place(
+            "emulated, all on the device",
+            emulated(4 << 30, host_budget, ExecutorChoice::Device),
+            ReaderChoice::Auto,
+            &[Device],
+        ),
+    ]
+}
+
+fn open(path: &Path, placement: &Placement) -> LoadedModel {
+    let planned = PlannedModel::open(path, &placement.request)
+        .unwrap_or_else(|error| panic!("{}: {error}", placement.name));
+    for &tier in placement.homes {
+        assert!(
+            planned.plan.weight_home_bytes(tier) > 0,
+            "{}: nothing rests on {tier}",
+            placement.name
+        );
+    }
+    let settings = strata::weights::WeightsSettings {
+        reader: placement.reader,
+        ..settings()
+    };
+    planned
+        .load(settings, 2, &strata::metrics::Metrics::new(), &|_| true)
+        .unwrap_or_else(|error| panic!("{}: {error}", placement.name))
+}
+
+/// A prompt of pseudo-random tokens.
+fn prompt(length: usize, vocabulary: u32, seed: u32) -> Vec<u32> {
+    (0..length as u32)
+        .map(|i| (i.wrapping_mul(2_654_435_761).wrapping_add(seed * 97)) % vocabulary)
+        .collect()
+}
+
+/// How a prompt is computed.
+#[derive(Clone, Copy, Debug)]
+struct Manner {
+    chunk: usize,
+    /// Another sequence takes part in every step.
+    company: bool,
+}
+
+/// The bits of the logits of the prompt's last token and of three tokens forced after it.
+fn logits(loaded: &mut LoadedModel, prompt: &[u32], manner: Manner) -> Vec<Vec<u32>> {
+    let pages = (prompt.len() + 3).div_ceil(32) as u32;
+    let mut sequence = Sequence::new(0, pages);
+    let mut other = Sequence::new(pages, pages);
+    let other_prompt: Vec<u32> = prompt.iter().rev().copied().collect();
+    let mut outcome = Vec::new();
+    let forced = [5, 11, 2];
+    let chunks = prompt.chunks(manner.chunk).chain(forced.chunks(1));
+    for (index, chunk) in chunks.enumerate() {
+        let last = sequence.tokens.len() + chunk.len() >= prompt.len();
+        let mut runs = Vec::new();
+        // The other sequence stands before ours in one step and behind it in the next, one token or three wide.
+        let beside = &other_prompt[other.tokens.len()..]
+            [..[1, 3][index % 2].min(other_prompt.len() - other.tokens.len())];
+        let ours = sequence.run(chunk, last);
+        if manner.company && !beside.is_empty() {
+            let theirs = other.run(beside, index % 3 == 0);
+            runs.push(theirs);
+            runs.insert(index % 2, ours);
+        } else {
+            runs.push(ours);
+        }
+        let position = runs
+            .iter()
+            .take_while(|run| run.tokens.as_ptr() != chunk.as_ptr())
+            .filter(|run| run.wants_logits)
+            .count();
+        let rows = loaded.model.forward(&Batch { runs }, &|| false).unwrap();
+        if last {
+            assert!(rows[position].iter().all(|logit| logit.is_finite()));
+            outcome.push(rows[position].iter().map(|logit| logit.to_bits()).collect());
+        }
+    }
+    outcome
+}
+
+fn assert_same(reference: &[Vec<u32>], ours: &[Vec<u32>], what: &str) {
+    assert_eq!(reference.len(), ours.len(), "{what}");
+    for (token, (reference, ours)) in reference.iter().zip(ours).enumerate() {
+        let differing = reference.iter().zip(ours).filter(|(a, b)| a != b).count();
+        assert_eq!(
+            differing,
+            0,
+            "{what}: {differing} of {} logits of token {token} differ",
+            ours.len()
+        );
+    }
+}
+
+#[test]
+fn smollm2_everywhere() {
+    let path = smollm2();
+    let prompt = prompt(520, 49_152, 1);
+    let alone = |chunk| Manner {
+        chunk,
+        company: false,
+    };
+    let mapped = all_resident();
+    let mut loaded = load(&path, &mapped, settings());
+    let reference = logits(&mut loaded, &prompt, alone(512));
+    for chunk in [1, 7, 64] {
+        let ours = logits(&mut loaded, &prompt, alone(chunk));
+        assert_same(&reference, &ours, &format!("mapped, chunks of {chunk}"));
+    }
+    for placement in placements(56 * MIB, 32 * MIB, 544) {
+        let mut loaded = open(&path, &placement);
+        for (chunk, company) in [(64, false), (512, false), (130, true)] {
+            let ours = logits(&mut loaded, &prompt, Manner { chunk, company });
+            let what = format!("{}, chunks of {chunk}, company: {company}", placement.name);
+            assert_same(&reference, &ours, &what);
+        }
+    }
+    // Chunks of one token read every streamed weight once a token: a shorter prompt does.
+    let prompt = &prompt[..40];
+    let reference = logits(&mut loaded, prompt, alone(512));
+    for placement in placements(56 * MIB, 32 * MIB, 544) {
+        let mut loaded = open(&path, &placement);
+        for (chunk, company) in [(1, false), (7, true)] {
+            let ours = logits(&mut loaded, prompt, Manner { chunk, company });
+            let what = format!("{}, chunks of {chunk}, company: {company}", placement.name);
+            assert_same(&reference, &ours, &what);
+        }
+    }
+}
+
+#[test]
+fn a_model_of_a_billion_weights_everywhere() {
+    let path = synthesised::tinyllama();
+    let long = prompt(520, 32_000, 2);
+    let short = &long[..20];
+    let mut loaded = load(&path, &all_resident(), settings());
+    let mut reference =
+        |prompt: &[u32], chunk, company| logits(&mut loaded, prompt, Manner { chunk, company });
+    let of_long = reference(&long, 512, false);
+    assert_same(
+        &of_long,
+        &reference(&long, 64, true),
+        "mapped, chunks of 64 in company",
+    );
+    assert_same(&of_long, &reference(&long, 7, false), "mapped, chunks of 7");
+    let of_short = reference(short, 512, false);
+    assert_same(
+        &of_short,
+        &reference(short, 1, true),
+        "mapped, chunks of 1 in company",
+    );
+    for placement in placements(64 * MIB, 128 * MIB, 256) {
+        let mut loaded = open(&path, &placement);
+        for (chunk, company) in [(512, false), (7, true)] {
+            let ours = logits(&mut loaded, short, Manner { chunk, company });
+            let what = format!("{}, chunks of {chunk}, company: {company}", placement.name);
+            assert_same(&of_short, &ours, &what);
+        }
+    }
+}

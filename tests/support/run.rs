@@ -1,0 +1,107 @@
+//! Runs a model step by step, below the engine: what the golden and the equality tests share.
+
+use std::path::{Path, PathBuf};
+use strata::kv_cache::PageId;
+use strata::memory::ReaderChoice;
+use strata::metrics::Metrics;
+use strata::model::{Batch, LoadedModel, PlannedModel, Run};
+use strata::placement::{DeviceKind, ExecutorChoice, PlanRequest, Rates};
+use strata::weights::{Lookahead, WeightsSettings};
+
+/// Tokens in a page of the KV cache.
+const PAGE_TOKENS: usize = 32;
+
+pub const MIB: u64 = 1 << 20;
+
+/// Everything rests in memory: the reference that other placements are compared with.
+pub fn all_resident() -> PlanRequest {
+    PlanRequest {
+        device: DeviceKind::Cpu,
+        device_budget: None,
+        host_budget: 8 << 30,
+        context: 1024,
+        parallel: 2,
+        step_width: Some(512),
+        read_alignment: 4096,
+        slice_bytes: None,
+        ring_entries: None,
+        executor: ExecutorChoice::Auto,
+        map_file: true,
+        rates: Rates::default(),
+    }
+}
+
+/// Released ring space is poisoned, so that a use after release shows in the logits.
+pub fn settings() -> WeightsSettings {
+    WeightsSettings {
+        reader: ReaderChoice::Auto,
+        link_rate: None,
+        lookahead: Lookahead::Ring,
+        poison_released: true,
+    }
+}
+
+pub fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings) -> LoadedModel {
+    let planned = PlannedModel::open(path, request).unwrap();
+    planned.load(settings, 2, &Metrics::new(), &|_| true).unwrap()
+}
+
+/// A sequence that has pages of its own, the first of which is `first_page`.
+pub struct Sequence {
+    pages: Vec<PageId>,
+    pub tokens: Vec<u32>,
+}
+
+impl Sequence {
+    pub fn new(first_page: u32, pages: u32) -> Sequence {
+        Sequence {
+            pages: (first_page..first_page + pages).map(PageId).collect(),
+            tokens: Vec::new(),
+        }
+    }
+
+    /// The run of these next tokens, which are counted as computed.
+    pub fn run<'a>(&'a mut self, tokens: &'a [u32], wants_logits: bool) -> Run<'a> {
+        let position = self.tokens.len();
+        self.tokens.extend_from_slice(tokens);
+        let pages = self.tokens.len().div_ceil(PAGE_TOKENS);
+        Run {
+            tokens,
+            position: position as u32,
+            pages: &self.pages[..pages],
+            wants_logits,
+        }
+    }
+
+    /// Computes these tokens in one step and gives the logits of the last.
+    pub fn step(&mut self, loaded: &mut LoadedModel, tokens: &[u32]) -> Vec<f32> {
+        let batch = Batch {
+            runs: vec![self.run(tokens, true)],
+        };
+        loaded.model.forward(&batch, &|| false).unwrap().remove(0)
+    }
+}
+
+/// log softmax, in f64.
+pub fn log_probabilities(logits: &[f32]) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let shifted = logits.iter().map(|&l| f64::from(l) - f64::from(largest));
+    let sum: f64 = shifted.clone().map(f64::exp).sum();
+    shifted.map(|l| l - sum.ln()).collect()
+}
+
+/// SmolLM2-135M-Instruct, which `make model` fetches.
+pub fn smollm2() -> PathBuf {
+    let path = match std::env::var_os("STRATA_TEST_SMOLLM2") {
+        Some(path) => PathBuf::from(path),
+        None => {
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("models/SmolLM2-135M-Instruct.Q4_1.gguf")
+        }
+    };
+    assert!(
+        path.is_file(),
+        "{} is missing: run `make model`, which fetches it",
+        path.display()
+    );
+    path
+}
