@@ -4,6 +4,7 @@
 mod commands;
 
 use clap::Parser;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use strata::cli::{Cli, Command};
 use strata::config::{Config, ConfigError, LogLevel};
@@ -55,6 +56,7 @@ fn start_log(config: &Config, level: LogLevel) {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     for warning in config.warnings() {
         tracing::warn!("{warning}");
