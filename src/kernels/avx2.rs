@@ -51,8 +51,7 @@ pub(super) fn rows_of_blocks256(
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    for r in 0..weight.rows {
-        let row = weight.row(r);
+    for (r, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -68,8 +67,7 @@ fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows256<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    for r in 0..weight.rows {
-        let row = weight.row(r);
+    for (r, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {

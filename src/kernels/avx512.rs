@@ -56,8 +56,8 @@ pub(super) fn rows_of_blocks256(
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
     let done = avx512_wide::rows32::<F>(weight, x, out);
-    for r in done..weight.rows {
-        let row = weight.row(r);
+    let rows = weight.bytes.chunks_exact(weight.row_bytes());
+    for (r, row) in rows.enumerate().skip(done) {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -74,8 +74,8 @@ fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 fn rows256<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
     let done = avx512_wide::rows256::<F>(weight, x, out);
-    for r in done..weight.rows {
-        let row = weight.row(r);
+    let rows = weight.bytes.chunks_exact(weight.row_bytes());
+    for (r, row) in rows.enumerate().skip(done) {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
