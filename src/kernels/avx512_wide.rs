@@ -391,14 +391,15 @@ fn rows_of<const C: usize>(
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn broadcast(four: &[i8; 4]) -> __m512i {
-    _mm512_set1_epi32(i32::from_le_bytes(four.map(|quant| quant as u8)))
+    let bytes = [four[0] as u8, four[1] as u8, four[2] as u8, four[3] as u8];
+    _mm512_set1_epi32(i32::from_le_bytes(bytes))
 }
 
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn broadcast_sums(two: &[i16; 2]) -> __m512i {
-    let [low, high] = two.map(|sum| u32::from(sum as u16));
-    _mm512_set1_epi32((low | (high << 16)) as i32)
+    let (low, high) = (two[0] as u16, two[1] as u16);
+    _mm512_set1_epi32((u32::from(low) | (u32::from(high) << 16)) as i32)
 }
 
 #[target_feature(enable = "avx512f")]
