@@ -4,9 +4,14 @@
 mod commands;
 
 use clap::Parser;
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use strata::cli::{Cli, Command};
 use strata::config::{Config, ConfigError, LogLevel};
+use strata::memory::CountingHeap;
+
+#[global_allocator]
+static HEAP: CountingHeap = CountingHeap;
 
 fn main() -> ExitCode {
     match run(Cli::parse()) {
@@ -55,6 +60,7 @@ fn start_log(config: &Config, level: LogLevel) {
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     for warning in config.warnings() {
         tracing::warn!("{warning}");
