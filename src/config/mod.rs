@@ -45,6 +45,13 @@ pub enum ReaderSetting {
     Pread,
 }
 
+/// What the KV cache is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvTypeSetting {
+    F16,
+    F32,
+}
+
 /// Who multiplies by groups that do not rest on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExecutorSetting {
@@ -110,6 +117,7 @@ pub struct Config {
     /// `None`: the smaller of the model's and `CONTEXT_AUTO`.
     pub context: Option<u32>,
     pub parallel: u32,
+    pub kv_type: KvTypeSetting,
     pub reader: ReaderSetting,
     /// `None`: one per core that this process may use.
     pub threads: Option<usize>,
@@ -142,6 +150,7 @@ impl Default for Config {
             link_rate: 4e9,
             context: None,
             parallel: 4,
+            kv_type: KvTypeSetting::F16,
             reader: ReaderSetting::Auto,
             threads: None,
             slice: None,

@@ -338,9 +338,8 @@ pub(super) fn scales256<const F: u8>(block: &[u8]) -> (__m256i, __m256i) {
         // SAFETY: the slice holds 16 bytes.
         unsafe { _mm_loadu_si128(bytes.cast()) }
     };
-    let word = |at: usize| {
-        u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
-    };
+    let word =
+        |at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
     match Format256::from_index(F) {
         Format256::Q2K => {
             let bytes = load(0);
@@ -399,7 +398,10 @@ pub(super) fn heads256<const F: u8>(block: &[u8]) -> [u16; 2] {
 pub(super) fn heads_to_floats(heads: [[u16; 2]; 4]) -> (__m128, __m128) {
     let halves: [u16; 8] = std::array::from_fn(|i| heads[i % 4][i / 4]);
     let floats = halves_to_floats(&halves);
-    (_mm256_castps256_ps128(floats), _mm256_extractf128_ps::<1>(floats))
+    (
+        _mm256_castps256_ps128(floats),
+        _mm256_extractf128_ps::<1>(floats),
+    )
 }
 
 /// 16-bit lane 2 v of `scales` in the lower eight lanes, lane 2 v + 1 in the upper eight.
@@ -411,7 +413,10 @@ fn broadcast_pair(scales: __m256i, v: usize) -> __m256i {
     } else {
         _mm256_permute2x128_si256::<0x11>(scales, scales)
     };
-    let bytes = (0x0100 + 0x0202 * (2 * (v % 4)) as i16, 0x0100 + 0x0202 * (2 * (v % 4) + 1) as i16);
+    let bytes = (
+        0x0100 + 0x0202 * (2 * (v % 4)) as i16,
+        0x0100 + 0x0202 * (2 * (v % 4) + 1) as i16,
+    );
     let lower = _mm_set1_epi16(bytes.0);
     let upper = _mm_set1_epi16(bytes.1);
     _mm256_shuffle_epi8(half, _mm256_set_m128i(upper, lower))
@@ -441,7 +446,10 @@ fn sums_of_eight(v: [__m256i; 8]) -> __m256i {
 #[inline]
 pub(super) fn sums_of_four(v: [__m256i; 4]) -> __m128i {
     let both = transpose_add(v);
-    _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256::<1>(both))
+    _mm_add_epi32(
+        _mm256_castsi256_si128(both),
+        _mm256_extracti128_si256::<1>(both),
+    )
 }
 
 /// Lane i of each half is the sum of that half of vector i.
@@ -457,7 +465,10 @@ fn transpose_add(v: [__m256i; 4]) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn sum_of_eight(partial: __m256) -> f32 {
-    let four = _mm_add_ps(_mm256_castps256_ps128(partial), _mm256_extractf128_ps::<1>(partial));
+    let four = _mm_add_ps(
+        _mm256_castps256_ps128(partial),
+        _mm256_extractf128_ps::<1>(partial),
+    );
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }

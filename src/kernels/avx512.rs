@@ -215,7 +215,10 @@ pub(super) fn values_of_two<const F: u8>(blocks: &[u8], count: usize) -> __m512i
     let quants = (block_bytes - 16) as i64;
     let ascending = |from: i64| {
         let bytes: i64 = 0x0706_0504_0302_0100;
-        (bytes + from * 0x0101_0101_0101_0101, bytes + (from + 8) * 0x0101_0101_0101_0101)
+        (
+            bytes + from * 0x0101_0101_0101_0101,
+            bytes + (from + 8) * 0x0101_0101_0101_0101,
+        )
     };
     let (a, b) = ascending(quants);
     let (c, d) = ascending(quants + block_bytes as i64);
@@ -228,9 +231,14 @@ pub(super) fn values_of_two<const F: u8>(blocks: &[u8], count: usize) -> __m512i
     }
     let bits = |block: usize| {
         let at = block * block_bytes + block_bytes - 20;
-        u64::from(u32::from_le_bytes([blocks[at], blocks[at + 1], blocks[at + 2], blocks[at + 3]]))
+        let bits = blocks[at..].first_chunk::<4>();
+        bits.map_or(0, |bits| u64::from(u32::from_le_bytes(*bits)))
     };
-    let fifth = if count == 2 { bits(0) | (bits(1) << 32) } else { bits(0) };
+    let fifth = if count == 2 {
+        bits(0) | (bits(1) << 32)
+    } else {
+        bits(0)
+    };
     _mm512_mask_add_epi8(nibbles, fifth, nibbles, _mm512_set1_epi8(16))
 }
 
@@ -407,11 +415,17 @@ pub(super) fn values256<const F: u8>(block: &[u8]) -> [__m512i; 4] {
         *values = match Format256::from_index(F) {
             Format256::Q2K => {
                 let by = 4 * odd as i64;
-                mask(_mm512_srlv_epi64(twice(16 + 32 * half), shifts(by, by + 2)), 3)
+                mask(
+                    _mm512_srlv_epi64(twice(16 + 32 * half), shifts(by, by + 2)),
+                    3,
+                )
             }
             Format256::Q3K => {
                 let by = 4 * odd as i64;
-                let low = mask(_mm512_srlv_epi64(twice(32 + 32 * half), shifts(by, by + 2)), 3);
+                let low = mask(
+                    _mm512_srlv_epi64(twice(32 + 32 * half), shifts(by, by + 2)),
+                    3,
+                );
                 _mm512_mask_add_epi8(low, bit(twice(0), v), low, _mm512_set1_epi8(4))
             }
             Format256::Q4K => mask(_mm512_srlv_epi64(twice(16 + 32 * v), shifts(0, 4)), 15),
@@ -425,7 +439,10 @@ pub(super) fn values256<const F: u8>(block: &[u8]) -> [__m512i; 4] {
                 let (low, high) = if odd == 0 {
                     (low, _mm512_sllv_epi64(high, shifts(4, 2)))
                 } else {
-                    (_mm512_srli_epi16::<4>(low), _mm512_srlv_epi64(high, shifts(0, 2)))
+                    (
+                        _mm512_srli_epi16::<4>(low),
+                        _mm512_srlv_epi64(high, shifts(0, 2)),
+                    )
                 };
                 _mm512_or_si512(mask(low, 15), mask(high, 0x30))
             }

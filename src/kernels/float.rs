@@ -7,23 +7,46 @@
 
 use crate::gguf::TensorType;
 
+use super::InstructionSet;
 use super::activations::Activations;
 use super::matmul::{MatrixView, Output};
 use super::simd::{self, Lanes};
 
+/// Rows of float weights times all tokens.
+pub(super) fn rows(set: InstructionSet, weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
+    match weight.kind {
+        TensorType::F32 => rows_f32(set, weight, x, out),
+        TensorType::F16 => rows_f16(set, weight, x, out),
+        TensorType::BF16 => rows_bf16(set, weight, x, out),
+        quantised => unreachable!("{} is not a float type", quantised.name()),
+    }
+}
+
 simd::vectorised! {
-    /// Rows of float weights times all tokens.
-    pub(super) fn rows(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) => rows_on
+    fn rows_f32(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) => rows_f32_on
+}
+
+simd::vectorised! {
+    fn rows_f16(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) => rows_f16_on
+}
+
+simd::vectorised! {
+    fn rows_bf16(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) => rows_bf16_on
 }
 
 #[inline(always)]
-fn rows_on<L: Lanes>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    match weight.kind {
-        TensorType::F32 => rows_of::<L, F32, 64>(weight, x, out),
-        TensorType::F16 => rows_of::<L, F16, 32>(weight, x, out),
-        TensorType::BF16 => rows_of::<L, BF16, 32>(weight, x, out),
-        quantised => unreachable!("{} is not a float type", quantised.name()),
-    }
+fn rows_f32_on<L: Lanes>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
+    rows_of::<L, F32, 64>(weight, x, out);
+}
+
+#[inline(always)]
+fn rows_f16_on<L: Lanes>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
+    rows_of::<L, F16, 32>(weight, x, out);
+}
+
+#[inline(always)]
+fn rows_bf16_on<L: Lanes>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
+    rows_of::<L, BF16, 32>(weight, x, out);
 }
 
 /// How sixteen elements of a float type are loaded from `BYTES` bytes.
@@ -69,7 +92,10 @@ fn rows_of<L: Lanes, E: Elements<BYTES>, const BYTES: usize>(
         // A row stays in the first-level cache while groups of four tokens are multiplied by it.
         while t + 4 <= x.width() {
             let tokens = &x.values()[t * columns..(t + 4) * columns];
-            for (i, value) in dots::<L, E, BYTES, 4>(row, tokens, columns).into_iter().enumerate() {
+            for (i, value) in dots::<L, E, BYTES, 4>(row, tokens, columns)
+                .into_iter()
+                .enumerate()
+            {
                 // SAFETY: r and t + i are in range.
                 unsafe { out.set(t + i, r, value) };
             }
@@ -91,12 +117,18 @@ fn dots<L: Lanes, E: Elements<BYTES>, const BYTES: usize, const N: usize>(
     tokens: &[f32],
     columns: usize,
 ) -> [f32; N] {
-    let tokens: [&[f32]; N] = std::array::from_fn(|i| &tokens[i * columns..(i + 1) * columns]);
+    let mut values = [(&[][..], &[][..]); N];
+    for (i, values) in values.iter_mut().enumerate() {
+        *values = tokens[i * columns..(i + 1) * columns].as_chunks::<16>();
+    }
     let mut even = [L::splat(0.0); N];
     let mut odd = [L::splat(0.0); N];
     let (units, rest) = row.as_chunks::<BYTES>();
     let (pairs, single) = units.as_chunks::<2>();
-    let values = tokens.map(|token| token.as_chunks::<16>());
+    for values in &values {
+        // Lets the loop below go without bounds checks.
+        assert!(values.0.len() >= 2 * pairs.len());
+    }
     for (index, [first, second]) in pairs.iter().enumerate() {
         let (first, second) = (E::load::<L>(first), E::load::<L>(second));
         for i in 0..N {
@@ -114,7 +146,8 @@ fn dots<L: Lanes, E: Elements<BYTES>, const BYTES: usize, const N: usize>(
             let remainder = L::load(&remainder);
             let zero = L::splat(0.0);
             if let [first] = single {
-                even[i] = E::load::<L>(first).mul_add(L::load(&values[i].0[2 * pairs.len()]), even[i]);
+                even[i] =
+                    E::load::<L>(first).mul_add(L::load(&values[i].0[2 * pairs.len()]), even[i]);
                 odd[i] = padded.mul_add(remainder, odd[i]);
             } else {
                 even[i] = padded.mul_add(remainder, even[i]);
@@ -122,5 +155,9 @@ fn dots<L: Lanes, E: Elements<BYTES>, const BYTES: usize, const N: usize>(
             }
         }
     }
-    std::array::from_fn(|i| even[i].add(odd[i]).sum())
+    let mut sums = [0.0; N];
+    for i in 0..N {
+        sums[i] = even[i].add(odd[i]).sum();
+    }
+    sums
 }

@@ -5,7 +5,7 @@ use strata::kv_cache::PageId;
 use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
 use strata::model::{Batch, LoadedModel, PlannedModel, Run};
-use strata::placement::{DeviceKind, ExecutorChoice, PlanRequest, Rates};
+use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
 use strata::weights::{Lookahead, WeightsSettings};
 
 /// Tokens in a page of the KV cache.
@@ -21,6 +21,7 @@ pub fn all_resident() -> PlanRequest {
         host_budget: 8 << 30,
         context: 1024,
         parallel: 2,
+        kv_type: KvType::F16,
         step_width: Some(512),
         read_alignment: 4096,
         slice_bytes: None,
