@@ -111,10 +111,6 @@ impl<'a> Activations<'a> {
         &self.values[t * self.columns..(t + 1) * self.columns]
     }
 
-    pub(super) fn values(&self) -> &[f32] {
-        self.values
-    }
-
     pub(super) fn blocks32(&self) -> &Quantised {
         self.blocks32.get().expect("activations were prepared")
     }

@@ -51,8 +51,7 @@ pub(super) fn rows_of_blocks256(
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    for r in 0..weight.rows {
-        let row = weight.row(r);
+    for (r, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -68,8 +67,7 @@ fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows256<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    for r in 0..weight.rows {
-        let row = weight.row(r);
+    for (r, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -103,12 +101,12 @@ fn tokens32<const F: u8, const N: usize>(
     let mut groups = row.chunks_exact(8 * block_bytes);
     let mut first = 0;
     for group in &mut groups {
-        group32::<F, N>(group, 8, first, &tokens, &mut partial);
+        group32::<F, N, true>(group, 8, first, &tokens, &mut partial);
         first += 8;
     }
     let rest = groups.remainder();
     if !rest.is_empty() {
-        group32::<F, N>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
+        group32::<F, N, false>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
     }
     for (n, partial) in partial.into_iter().enumerate() {
         // SAFETY: r and t + n are in range.
@@ -119,7 +117,7 @@ fn tokens32<const F: u8, const N: usize>(
 /// Adds `count` blocks (all eight, or the last of a row), the first of which has index `first`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn group32<const F: u8, const N: usize>(
+fn group32<const F: u8, const N: usize, const FULL: bool>(
     group: &[u8],
     count: usize,
     first: usize,
@@ -128,6 +126,8 @@ fn group32<const F: u8, const N: usize>(
 ) {
     let format = Format32::from_index(F);
     let block_bytes = format.block_bytes();
+    // The compiler has to know, and to find one call of each: it inlines the function only then.
+    let count = if FULL { 8 } else { count };
     let mut values = [_mm256_setzero_si256(); 8];
     let mut scales = [0u16; 8];
     let mut minimums = [0u16; 8];

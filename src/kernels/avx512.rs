@@ -56,8 +56,8 @@ pub(super) fn rows_of_blocks256(
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
     let done = avx512_wide::rows32::<F>(weight, x, out);
-    for r in done..weight.rows {
-        let row = weight.row(r);
+    let rows = weight.bytes.chunks_exact(weight.row_bytes());
+    for (r, row) in rows.enumerate().skip(done) {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -74,8 +74,8 @@ fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 fn rows256<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
     let done = avx512_wide::rows256::<F>(weight, x, out);
-    for r in done..weight.rows {
-        let row = weight.row(r);
+    let rows = weight.bytes.chunks_exact(weight.row_bytes());
+    for (r, row) in rows.enumerate().skip(done) {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -108,12 +108,12 @@ fn tokens32<const F: u8, const N: usize>(
     let mut groups = row.chunks_exact(8 * block_bytes);
     let mut first = 0;
     for group in &mut groups {
-        group32::<F, N>(group, 8, first, &tokens, &mut partial);
+        group32::<F, N, true>(group, 8, first, &tokens, &mut partial);
         first += 8;
     }
     let rest = groups.remainder();
     if !rest.is_empty() {
-        group32::<F, N>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
+        group32::<F, N, false>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
     }
     for (n, partial) in partial.into_iter().enumerate() {
         // SAFETY: r and t + n are in range.
@@ -124,7 +124,7 @@ fn tokens32<const F: u8, const N: usize>(
 /// Adds `count` blocks (all eight, or the last of a row), the first of which has index `first`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline]
-fn group32<const F: u8, const N: usize>(
+fn group32<const F: u8, const N: usize, const FULL: bool>(
     group: &[u8],
     count: usize,
     first: usize,
@@ -133,6 +133,8 @@ fn group32<const F: u8, const N: usize>(
 ) {
     let format = Format32::from_index(F);
     let block_bytes = format.block_bytes();
+    // The compiler has to know, and to find one call of each: it inlines the function only then.
+    let count = if FULL { 8 } else { count };
     assert_eq!(group.len(), count * block_bytes);
     prefetch(group.as_ptr(), 8 * block_bytes);
     let mut values = [_mm512_setzero_si512(); 4];
@@ -278,12 +280,12 @@ fn tokens256<const F: u8, const N: usize>(
     let mut groups = row.chunks_exact(4 * block_bytes);
     let mut first = 0;
     for group in &mut groups {
-        group256::<F, N>(group, 4, first, &tokens, &mut partial);
+        group256::<F, N, true>(group, 4, first, &tokens, &mut partial);
         first += 4;
     }
     let rest = groups.remainder();
     if !rest.is_empty() {
-        group256::<F, N>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
+        group256::<F, N, false>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
     }
     for (n, partial) in partial.into_iter().enumerate() {
         // SAFETY: r and t + n are in range.
@@ -294,7 +296,7 @@ fn tokens256<const F: u8, const N: usize>(
 /// Adds `count` blocks (all four, or the last of a row), the first of which has index `first`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline]
-fn group256<const F: u8, const N: usize>(
+fn group256<const F: u8, const N: usize, const FULL: bool>(
     group: &[u8],
     count: usize,
     first: usize,
@@ -303,6 +305,8 @@ fn group256<const F: u8, const N: usize>(
 ) {
     let format = Format256::from_index(F);
     let block_bytes = format.block_bytes();
+    // The compiler has to know, and to find one call of each: it inlines the function only then.
+    let count = if FULL { 4 } else { count };
     assert_eq!(group.len(), count * block_bytes);
     let mut sums = [[_mm256_setzero_si256(); 4]; N];
     let mut minimum_sums = [[_mm256_setzero_si256(); 4]; N];

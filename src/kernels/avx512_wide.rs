@@ -43,13 +43,14 @@ pub(super) fn rows32<const F: u8>(
     let blocks = weight.columns / 32;
     let mut scratch = Scratch32::empty();
     let mut partial = vec![[[[0.0f32; 16]; 2]; 8]; x.width().min(PANEL_TOKENS)];
-    for tile in 0..weight.rows / TILE_ROWS {
+    let row_bytes = weight.row_bytes();
+    for (tile, rows) in weight.bytes.chunks_exact(TILE_ROWS * row_bytes).enumerate() {
         for first_token in (0..x.width()).step_by(PANEL_TOKENS) {
             let tokens = (x.width() - first_token).min(PANEL_TOKENS);
             partial.fill([[[0.0; 16]; 2]; 8]);
             for first_block in (0..blocks).step_by(8) {
                 let count = (blocks - first_block).min(8);
-                scratch.fill::<F>(weight, tile * TILE_ROWS, first_block, count);
+                scratch.fill::<F>(rows, row_bytes, first_block, count);
                 let mut t = 0;
                 while t < tokens {
                     let partial = &mut partial[t..tokens];
@@ -95,12 +96,13 @@ pub(super) fn rows256<const F: u8>(
     let blocks = weight.columns / 256;
     let mut scratch = Scratch256::empty();
     let mut partial = vec![[[[0.0f32; 16]; 2]; 4]; x.width().min(PANEL_TOKENS)];
-    for tile in 0..weight.rows / TILE_ROWS {
+    let row_bytes = weight.row_bytes();
+    for (tile, rows) in weight.bytes.chunks_exact(TILE_ROWS * row_bytes).enumerate() {
         for first_token in (0..x.width()).step_by(PANEL_TOKENS) {
             let tokens = (x.width() - first_token).min(PANEL_TOKENS);
             partial.fill([[[0.0; 16]; 2]; 4]);
             for block in 0..blocks {
-                scratch.fill::<F>(weight, tile * TILE_ROWS, block);
+                scratch.fill::<F>(rows, row_bytes, block);
                 let mut t = 0;
                 while t < tokens {
                     let partial = &mut partial[t..tokens];
@@ -149,23 +151,23 @@ impl Scratch32 {
         }
     }
 
-    /// Unpacks `count` blocks from `first_block` on of the rows from `first_row` on.
+    /// Unpacks `count` blocks from `first_block` on of each of the tile's rows.
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
     fn fill<const F: u8>(
         &mut self,
-        weight: &MatrixView<'_>,
-        first_row: usize,
+        rows: &[u8],
+        row_bytes: usize,
         first_block: usize,
         count: usize,
     ) {
         let format = Format32::from_index(F);
         let block_bytes = format.block_bytes();
         for half in 0..2 {
-            let mut rows = [[_mm512_setzero_si512(); 16]; 4];
+            let mut values = [[_mm512_setzero_si512(); 16]; 4];
             let mut scales = [[0u16; 16]; 8];
             let mut minimums = [[0u16; 16]; 8];
             for r in 0..16 {
-                let row = weight.row(first_row + 16 * half + r);
+                let row = &rows[(16 * half + r) * row_bytes..(16 * half + r + 1) * row_bytes];
                 let start = first_block * block_bytes;
                 let group = &row[start..start + count * block_bytes];
                 prefetch_row(group);
@@ -173,15 +175,15 @@ impl Scratch32 {
                     scales[b][r] = u16::from_le_bytes([block[0], block[1]]);
                     minimums[b][r] = u16::from_le_bytes([block[2], block[3]]);
                 }
-                for (i, rows) in rows.iter_mut().enumerate() {
+                for (i, values) in values.iter_mut().enumerate() {
                     if 2 * i < count {
                         let pair = &group[2 * i * block_bytes..];
-                        rows[r] = values_of_two::<F>(pair, (count - 2 * i).min(2));
+                        values[r] = values_of_two::<F>(pair, (count - 2 * i).min(2));
                     }
                 }
             }
-            for (i, rows) in rows.iter().enumerate() {
-                let columns = transpose(rows);
+            for (i, values) in values.iter().enumerate() {
+                let columns = transpose(values);
                 self.values[half][16 * i..16 * i + 16].copy_from_slice(&columns);
             }
             for b in 0..8 {
@@ -267,19 +269,19 @@ impl Scratch256 {
         }
     }
 
-    /// Unpacks one block of each of the rows from `first_row` on.
+    /// Unpacks one block of each of the tile's rows.
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
-    fn fill<const F: u8>(&mut self, weight: &MatrixView<'_>, first_row: usize, block: usize) {
+    fn fill<const F: u8>(&mut self, rows: &[u8], row_bytes: usize, block: usize) {
         let format = Format256::from_index(F);
         let block_bytes = format.block_bytes();
         for half in 0..2 {
-            let mut rows = [[_mm512_setzero_si512(); 16]; 4];
+            let mut values = [[_mm512_setzero_si512(); 16]; 4];
             let mut row_scales = [_mm512_setzero_si512(); 16];
             let mut row_of_sums = [_mm512_setzero_si512(); 16];
             let mut scale = [0u16; 16];
             let mut minimum = [0u16; 16];
             for r in 0..16 {
-                let row = weight.row(first_row + 16 * half + r);
+                let row = &rows[(16 * half + r) * row_bytes..(16 * half + r + 1) * row_bytes];
                 let block = &row[block * block_bytes..(block + 1) * block_bytes];
                 prefetch_row(block);
                 [scale[r], minimum[r]] = heads256::<F>(block);
@@ -291,13 +293,12 @@ impl Scratch256 {
                     _mm256_mullo_epi16(scales, _mm256_set1_epi16(-format.offset() as i16))
                 };
                 row_of_sums[r] = _mm512_castsi256_si512(of_sums);
-                let values = values256::<F>(block);
-                for (rows, values) in rows.iter_mut().zip(values) {
-                    rows[r] = values;
+                for (values, of_row) in values.iter_mut().zip(values256::<F>(block)) {
+                    values[r] = of_row;
                 }
             }
-            for (i, rows) in rows.iter().enumerate() {
-                let columns = transpose(rows);
+            for (i, values) in values.iter().enumerate() {
+                let columns = transpose(values);
                 self.values[half][16 * i..16 * i + 16].copy_from_slice(&columns);
             }
             self.scales[half] = transpose(&row_scales);
@@ -390,14 +391,15 @@ fn rows_of<const C: usize>(
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn broadcast(four: &[i8; 4]) -> __m512i {
-    _mm512_set1_epi32(i32::from_le_bytes(four.map(|quant| quant as u8)))
+    let bytes = [four[0] as u8, four[1] as u8, four[2] as u8, four[3] as u8];
+    _mm512_set1_epi32(i32::from_le_bytes(bytes))
 }
 
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn broadcast_sums(two: &[i16; 2]) -> __m512i {
-    let [low, high] = two.map(|sum| u32::from(sum as u16));
-    _mm512_set1_epi32((low | (high << 16)) as i32)
+    let (low, high) = (two[0] as u16, two[1] as u16);
+    _mm512_set1_epi32((u32::from(low) | (u32::from(high) << 16)) as i32)
 }
 
 #[target_feature(enable = "avx512f")]

@@ -11,6 +11,9 @@ use super::half_floats::{bf16_to_f32, f16_to_f32};
 
 /// Sixteen f32.
 pub(super) trait Lanes: Copy {
+    /// How many of these the processor holds at once.
+    const REGISTERS: usize;
+
     fn splat(value: f32) -> Self;
     fn load(from: &[f32; 16]) -> Self;
     /// Little-endian f32, at any address.
@@ -121,6 +124,9 @@ impl PlainLanes {
 }
 
 impl Lanes for PlainLanes {
+    // The compiler chooses; the smallest machines have four.
+    const REGISTERS: usize = 4;
+
     #[inline(always)]
     fn splat(value: f32) -> Self {
         PlainLanes([value; 16])
@@ -231,6 +237,8 @@ mod x86 {
     }
 
     impl Lanes for Avx2Lanes {
+        const REGISTERS: usize = 8;
+
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: the processor has the instruction (see the module's doc); registers only.
@@ -338,6 +346,8 @@ mod x86 {
     }
 
     impl Lanes for Avx512Lanes {
+        const REGISTERS: usize = 32;
+
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: the processor has the instruction (see the module's doc); registers only.

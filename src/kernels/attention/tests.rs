@@ -188,7 +188,7 @@ fn scores_far_apart_do_not_overflow() {
         let page = &mut pages[position / PAGE_TOKENS];
         store_kv(
             &shape,
-            page,
+            PageViewMut::F16(page),
             position % PAGE_TOKENS,
             &[key; 16],
             &[position as f32; 16],
@@ -209,4 +209,32 @@ fn scores_far_apart_do_not_overflow() {
         &mut out,
     );
     assert_eq!(out, [40.0; 16]);
+}
+
+#[test]
+fn pages_of_f32_hold_what_they_are_given() {
+    let shape = AttentionShape {
+        heads: 2,
+        kv_heads: 1,
+        key_length: 16,
+        value_length: 16,
+    };
+    // Between two values of f16: attention over one position gives the value itself, rounded or not.
+    let value = 1.0 + f32::EPSILON;
+    let mut wide = vec![0.0f32; shape.page_elements()];
+    let mut narrow = vec![0u16; shape.page_elements()];
+    store_kv(&shape, PageViewMut::F32(&mut wide), 0, &[0.5; 16], &[value; 16]);
+    store_kv(&shape, PageViewMut::F16(&mut narrow), 0, &[0.5; 16], &[value; 16]);
+    for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+        let pool = ComputePool::with_instruction_set(1, set);
+        for (page, expected) in [(PageView::F32(&wide), value), (PageView::F16(&narrow), 1.0)] {
+            let tokens = [AttentionToken {
+                pages: &[page],
+                position: 0,
+            }];
+            let mut out = [0.0; 32];
+            attention(&pool, &shape, 0.25, &[0.1; 32], &tokens, &mut out);
+            assert_eq!(out, [expected; 32], "{set}");
+        }
+    }
 }

@@ -1,9 +1,6 @@
 //! The forward pass gives the reference's log-probabilities: an fp32 computation over the dequantised weights.
 
-#[path = "support/run.rs"]
-mod run;
-
-use run::{Sequence, all_resident, load, log_probabilities, settings, smollm2};
+use crate::run::{Sequence, all_resident, load, log_probabilities, settings, smollm2};
 use serde_json::Value;
 use std::path::Path;
 use strata::placement::KvType;

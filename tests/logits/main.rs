@@ -1,0 +1,9 @@
+//! What a model computes: the reference's log-probabilities, and the same bits wherever its weights are.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod golden;
+mod placements;
+mod run;
+#[path = "../support/synthesised.rs"]
+mod synthesised;
