@@ -7,7 +7,9 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
-use strata::config::{Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets};
+use strata::config::{
+    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets,
+};
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
 use strata::memory::{ReaderChoice, heap_live_bytes};
