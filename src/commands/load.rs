@@ -1,7 +1,7 @@
 //! From a configuration to an engine that loads its model, and what else serving needs.
 
 use super::Usage;
-use super::memory_report::MemoryView;
+use super::memory_report::{HeldWhileServing, MemoryView};
 use anyhow::{Context, bail};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use strata::config::{
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
-use strata::memory::ReaderChoice;
+use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
 use strata::model::{LoadedModel, Model, PlannedModel};
 use strata::placement::{DeviceKind, ExecutorChoice, KvType, Plan, PlanRequest, Rates};
@@ -39,8 +39,15 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let of_file = || path.display().to_string();
     let gguf = Gguf::open(path).with_context(of_file)?;
     let hyperparameters = Hyperparameters::from_gguf(&gguf).with_context(of_file)?;
+    // Nothing else runs yet: what becomes live meanwhile is what these hold.
+    let live = [heap_live_bytes()];
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf.metadata).with_context(of_file)?);
+    let live = [live[0], heap_live_bytes()];
     let template = ChatTemplate::from_gguf(&gguf.metadata, &tokenizer).with_context(of_file)?;
+    let held = HeldWhileServing {
+        tokenizer: live[1].saturating_sub(live[0]) as u64,
+        template: heap_live_bytes().saturating_sub(live[1]) as u64,
+    };
     let request = plan_request(config, &hyperparameters)?;
     let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
     if tokenizer.vocabulary_size() > planned.hyperparameters.vocabulary_size as usize {
@@ -73,7 +80,8 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let model_context = planned.hyperparameters.context_length as usize;
     let view = Arc::new(MemoryView {
         plan: Arc::clone(&plan),
-        tokenizer_bytes: tokenizer.approximate_bytes(),
+        model: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
+        held,
         loaded: OnceLock::new(),
     });
     let make_model = {
@@ -113,6 +121,7 @@ fn make_model(
         model,
         reader,
         traffic,
+        arenas,
     } = planned.load(weights, threads, metrics, &on_progress)?;
     let (rung, reason) = match &reader {
         Some((rung, reason)) => (rung.name(), reason.as_str()),
@@ -123,7 +132,9 @@ fn make_model(
         .build_info
         .with_label_values(&[env!("CARGO_PKG_VERSION"), planned.plan.device.name(), rung])
         .set(1);
-    view.set_loaded(rung, reason, traffic);
+    // The file's index and metadata have served.
+    drop(planned);
+    view.set_loaded(rung, reason, traffic, arenas);
     Ok(model)
 }
 
