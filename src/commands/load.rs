@@ -1,19 +1,20 @@
 //! From a configuration to an engine that loads its model, and what else serving needs.
 
-use super::Usage;
 use super::memory_report::MemoryView;
+use super::{Usage, one_line};
 use anyhow::{Context, bail};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
 use strata::config::{Config, DeviceSetting, ExecutorSetting, ReaderSetting, budgets};
+use strata::config::{format_bytes, free_host_memory, machine_memory_bytes};
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
 use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
 use strata::model::{LoadedModel, Model, PlannedModel};
-use strata::placement::{DeviceKind, ExecutorChoice, Plan, PlanRequest, Rates};
+use strata::placement::{DeviceKind, ExecutorChoice, Plan, PlanRequest, Rates, Tier};
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::weights::{Lookahead, WeightsSettings};
 
@@ -50,6 +51,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         );
     }
     let plan = Arc::clone(&planned.plan);
+    check_machine(&plan)?;
     for name in &plan.unused {
         tracing::warn!("tensor `{name}` is not used by this architecture");
     }
@@ -78,7 +80,10 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         let (view, metrics) = (Arc::clone(&view), metrics.clone());
         let weights = weights_settings(config);
         let threads = config.compute_threads();
-        move |progress: &Progress| make_model(planned, weights, threads, &metrics, &view, progress)
+        move |progress: &Progress| {
+            make_model(planned, weights, threads, &metrics, &view, progress)
+                .map_err(|error| anyhow::Error::msg(one_line(&error)))
+        }
     };
     let engine = Engine::start(make_model, settings, &metrics).context("start the engine")?;
     Ok(Loading {
@@ -91,6 +96,36 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         context: plan.context as usize,
         model_context,
     })
+}
+
+/// A budget that was given may exceed what this machine has; what the plan takes of it must not. Both tiers are RAM
+/// where the device is emulated.
+fn check_machine(plan: &Plan) -> anyhow::Result<()> {
+    let mut needed = plan.arena_bytes(Tier::Host);
+    if plan.device_split.is_some() {
+        needed = needed.saturating_add(plan.arena_bytes(Tier::Device));
+    }
+    if let Ok(has) = machine_memory_bytes()
+        && needed > has
+    {
+        bail!(Usage(format!(
+            "the plan takes {} of memory and this machine has {}; give a smaller --host-memory (or --device-memory), \
+             --context or --parallel",
+            format_bytes(needed),
+            format_bytes(has)
+        )));
+    }
+    if let Ok(free) = free_host_memory()
+        && needed > free.bytes
+    {
+        tracing::warn!(
+            "the plan takes {} of memory and {} are free ({}): the system may end this process or others",
+            format_bytes(needed),
+            format_bytes(free.bytes),
+            free.limited_by
+        );
+    }
+    Ok(())
 }
 
 /// Runs on the engine thread.

@@ -6,6 +6,7 @@
 mod llama;
 mod load;
 mod matrix;
+mod shapes;
 
 pub use load::{LoadedModel, OpenError, PlannedModel};
 pub use matrix::ModelError;

@@ -4,6 +4,7 @@
 
 mod admission;
 mod chat;
+#[path = "../support/http.rs"]
 mod client;
 mod completions;
 mod malformed;
