@@ -13,7 +13,7 @@ use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
 use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
-use strata::model::{LoadedModel, Model, PlannedModel};
+use strata::model::{self, LoadedModel, Model, PlannedModel};
 use strata::placement::{DeviceKind, ExecutorChoice, Plan, PlanRequest, Rates, Tier};
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::weights::{Lookahead, WeightsSettings};
@@ -37,7 +37,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let path = model_path(config)?;
     let of_file = || path.display().to_string();
     let gguf = Gguf::open(path).with_context(of_file)?;
-    let hyperparameters = Hyperparameters::from_gguf(&gguf).with_context(of_file)?;
+    let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf.metadata).with_context(of_file)?);
     let template = ChatTemplate::from_gguf(&gguf.metadata, &tokenizer).with_context(of_file)?;
     let request = plan_request(config, &hyperparameters)?;
@@ -215,7 +215,7 @@ fn model_path(config: &Config) -> anyhow::Result<&Path> {
 /// The plan of a shape card or a file, without loading anything.
 pub(super) fn plan_of(config: &Config, path: &Path, gguf: Gguf) -> anyhow::Result<Arc<Plan>> {
     let of_file = || path.display().to_string();
-    let hyperparameters = Hyperparameters::from_gguf(&gguf).with_context(of_file)?;
+    let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
     let request = plan_request(config, &hyperparameters)?;
     let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
     Ok(planned.plan)

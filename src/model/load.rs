@@ -60,11 +60,7 @@ impl PlannedModel {
         gguf: Gguf,
         request: &PlanRequest,
     ) -> Result<PlannedModel, OpenError> {
-        let architecture = gguf.architecture()?;
-        if architecture != "llama" {
-            return Err(OpenError::Architecture(architecture.to_owned()));
-        }
-        let hyperparameters = Hyperparameters::from_gguf(&gguf)?;
+        let hyperparameters = hyperparameters(&gguf)?;
         super::shapes::check(&gguf, &hyperparameters)?;
         let request = PlanRequest {
             read_alignment: u64::from(logical_block_bytes(path)),
@@ -123,6 +119,15 @@ impl PlannedModel {
             traffic,
         })
     }
+}
+
+/// What a file of an architecture that is known here says of its shape.
+pub fn hyperparameters(gguf: &Gguf) -> Result<Hyperparameters, OpenError> {
+    let architecture = gguf.architecture()?;
+    if architecture != "llama" {
+        return Err(OpenError::Architecture(architecture.to_owned()));
+    }
+    Ok(Hyperparameters::from_gguf(gguf)?)
 }
 
 /// What the plan fixes once, as metrics.

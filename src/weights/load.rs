@@ -278,6 +278,24 @@ fn load_homes(
         source,
     };
 
+    // The plan counts the small group on the host too: its copy there is what the device's is loaded from. The ring and
+    // the staging are made for groups that stream; they may be smaller, or not be there.
+    let is_small = |&index: &usize| plan.groups[index].kind == GroupKind::Small;
+    for index in at_home(Tier::Device)
+        .map(|(index, _)| index)
+        .filter(is_small)
+    {
+        let group = &plan.groups[index];
+        let bytes = group.entry_bytes as usize;
+        let copy = Region::allocate_low(&arenas.host, bytes)?;
+        let done = shared.wait_read(shared.begin_read(copy, pieces(group)));
+        done.result.map_err(|source| failed(index, source))?;
+        let home = Region::allocate_low(arenas.of(Tier::Device), bytes)?;
+        let done = shared.wait_copy(shared.begin_copy(done.region, home, bytes));
+        homes[index] = Home::Resident(Arc::new(done.destination));
+        advance(index)?;
+    }
+
     let mut staging = shared.borrow_host_entries();
     let ring_entries = staging.len();
     if plan.staging_bytes > 0 {
@@ -288,7 +306,10 @@ fn load_homes(
     }
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
     let mut copies: VecDeque<(usize, u64)> = VecDeque::new();
-    let mut waiting = at_home(Tier::Device).map(|(index, _)| index).peekable();
+    let mut waiting = at_home(Tier::Device)
+        .map(|(index, _)| index)
+        .filter(|index| !is_small(index))
+        .peekable();
     while waiting.peek().is_some() || !reads.is_empty() || !copies.is_empty() {
         if let Some(&index) = waiting.peek()
             && let Some(region) = staging.pop()
@@ -308,7 +329,7 @@ fn load_homes(
             homes[index] = Home::Resident(Arc::new(done.destination));
             advance(index)?;
         } else {
-            unreachable!("the plan has a host ring wherever there is a device");
+            unreachable!("the plan has a host ring or staging wherever groups rest on a device");
         }
     }
     // Entries are alike; a staging region is not part of the ring, and there is one only where there is no ring.
