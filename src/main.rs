@@ -1,5 +1,5 @@
 //! The program: parse, build, run, exit code. 0: done; 1: it failed; 2: the command line or the configuration is
-//! wrong; 130 and 143: a second signal.
+//! wrong; 74: the mapped model file shrank; 130 and 143: a second signal.
 
 mod commands;
 
@@ -17,8 +17,7 @@ fn main() -> ExitCode {
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // One line, causes joined by colons.
-            eprintln!("strata: {}", format!("{error:#}").replace('\n', " "));
+            commands::say(format_args!("strata: {}", commands::one_line(&error)));
             let of_usage = error.is::<ConfigError>() || error.is::<commands::Usage>();
             ExitCode::from(if of_usage { 2 } else { 1 })
         }
@@ -59,8 +58,8 @@ fn start_log(config: &Config, level: LogLevel) {
     };
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(filter))
-        .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(|| commands::Stderr)
         .init();
     for warning in config.warnings() {
         tracing::warn!("{warning}");

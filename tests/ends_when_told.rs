@@ -2,8 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[expect(dead_code, reason = "the client is shared with other tests")]
-#[path = "support/http_client.rs"]
+#[path = "support/http.rs"]
 mod client;
 #[expect(dead_code, reason = "the program is shared with other tests")]
 #[path = "support/program.rs"]

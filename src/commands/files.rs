@@ -1,7 +1,7 @@
 //! The commands that load no model: `plan`, `inspect`, `synth`.
 
-use super::Usage;
 use super::load::plan_of;
+use super::{Stderr, Usage, say};
 use anyhow::Context;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -58,14 +58,14 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
         arguments.seed,
         |done, total| progress.show(done, total),
     )?;
-    eprintln!(
+    say(format_args!(
         "strata: wrote {} ({:.1} MiB, {} tensors, {} filler tokens) in {:.1} s",
         arguments.output.display(),
         written.index.file_bytes as f64 / MIB,
         written.index.tensors.len(),
         written.filler_tokens,
         progress.began.elapsed().as_secs_f64(),
-    );
+    ));
     Ok(())
 }
 
@@ -109,11 +109,12 @@ impl Progress {
             (true, true) => ("\r", "\n"),
             (false, _) => ("", "\n"),
         };
-        eprint!(
+        let line = format!(
             "{start}{:.0} of {:.0} MiB ({:.0} %){end}",
             done as f64 / MIB,
             total as f64 / MIB,
             100.0 * done as f64 / total.max(1) as f64
         );
+        drop(Stderr.write_all(line.as_bytes()));
     }
 }

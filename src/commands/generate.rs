@@ -1,7 +1,7 @@
 //! `strata generate`: one answer to stdout as it comes, and figures to stderr.
 
-use super::Usage;
 use super::load::{Loading, load};
+use super::{Usage, say};
 use anyhow::{Context, bail};
 use serde_json::json;
 use std::io::{ErrorKind, Write};
@@ -72,7 +72,7 @@ fn answer(
                 .is_some_and(|error| error.kind() == ErrorKind::BrokenPipe) => {}
         result => result?,
     }
-    eprintln!("{}", figures.line());
+    say(format_args!("{}", figures.line()));
     Ok(())
 }
 
@@ -125,13 +125,16 @@ fn print(
             None => bail!("the engine stopped before the answer was complete"),
         };
         let stopped = stop.push(&text);
-        stdout.write_all(stopped.emit.as_bytes())?;
+        let mut text = stopped.emit;
         let ends = last || stopped.matched.is_some();
         if ends {
-            stdout.write_all(stop.finish().as_bytes())?;
-            stdout.write_all(b"\n")?;
+            text.push_str(&stop.finish());
+            text.push('\n');
         }
-        stdout.flush()?;
+        stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.flush())
+            .context("write to stdout")?;
         if ends {
             return Ok(());
         }

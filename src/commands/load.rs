@@ -1,21 +1,22 @@
 //! From a configuration to an engine that loads its model, and what else serving needs.
 
-use super::Usage;
 use super::memory_report::{HeldWhileServing, MemoryView};
+use super::{Usage, one_line};
 use anyhow::{Context, bail};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
 use strata::config::{
-    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets,
+    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets, format_bytes,
+    free_host_memory, machine_memory_bytes,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
 use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
-use strata::model::{LoadedModel, Model, PlannedModel};
-use strata::placement::{DeviceKind, ExecutorChoice, KvType, Plan, PlanRequest, Rates};
+use strata::model::{self, LoadedModel, Model, PlannedModel};
+use strata::placement::{DeviceKind, ExecutorChoice, KvType, Plan, PlanRequest, Rates, Tier};
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::weights::{Lookahead, WeightsSettings};
 
@@ -38,7 +39,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let path = model_path(config)?;
     let of_file = || path.display().to_string();
     let gguf = Gguf::open(path).with_context(of_file)?;
-    let hyperparameters = Hyperparameters::from_gguf(&gguf).with_context(of_file)?;
+    let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
     // Nothing else runs yet: what becomes live meanwhile is what these hold.
     let live = [heap_live_bytes()];
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf.metadata).with_context(of_file)?);
@@ -59,6 +60,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         );
     }
     let plan = Arc::clone(&planned.plan);
+    check_machine(&plan)?;
     for name in &plan.unused {
         tracing::warn!("tensor `{name}` is not used by this architecture");
     }
@@ -88,7 +90,10 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         let (view, metrics) = (Arc::clone(&view), metrics.clone());
         let weights = weights_settings(config);
         let threads = config.compute_threads();
-        move |progress: &Progress| make_model(planned, weights, threads, &metrics, &view, progress)
+        move |progress: &Progress| {
+            make_model(planned, weights, threads, &metrics, &view, progress)
+                .map_err(|error| anyhow::Error::msg(one_line(&error)))
+        }
     };
     let engine = Engine::start(make_model, settings, &metrics).context("start the engine")?;
     Ok(Loading {
@@ -101,6 +106,36 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         context: plan.context as usize,
         model_context,
     })
+}
+
+/// A budget that was given may exceed what this machine has; what the plan takes of it must not. Both tiers are RAM
+/// where the device is emulated.
+fn check_machine(plan: &Plan) -> anyhow::Result<()> {
+    let mut needed = plan.arena_bytes(Tier::Host);
+    if plan.device_split.is_some() {
+        needed = needed.saturating_add(plan.arena_bytes(Tier::Device));
+    }
+    if let Ok(has) = machine_memory_bytes()
+        && needed > has
+    {
+        bail!(Usage(format!(
+            "the plan takes {} of memory and this machine has {}; give a smaller --host-memory (or --device-memory), \
+             --context or --parallel",
+            format_bytes(needed),
+            format_bytes(has)
+        )));
+    }
+    if let Ok(free) = free_host_memory()
+        && needed > free.bytes
+    {
+        tracing::warn!(
+            "the plan takes {} of memory and {} are free ({}): the system may end this process or others",
+            format_bytes(needed),
+            format_bytes(free.bytes),
+            free.limited_by
+        );
+    }
+    Ok(())
 }
 
 /// Runs on the engine thread.
@@ -197,7 +232,7 @@ fn model_path(config: &Config) -> anyhow::Result<&Path> {
 /// The plan of a shape card or a file, without loading anything.
 pub(super) fn plan_of(config: &Config, path: &Path, gguf: Gguf) -> anyhow::Result<Arc<Plan>> {
     let of_file = || path.display().to_string();
-    let hyperparameters = Hyperparameters::from_gguf(&gguf).with_context(of_file)?;
+    let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
     let request = plan_request(config, &hyperparameters)?;
     let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
     Ok(planned.plan)

@@ -6,10 +6,12 @@ mod load;
 mod memory_report;
 mod process_memory;
 mod serve;
+mod stderr;
 
 pub(crate) use files::{inspect, plan, synth};
 pub(crate) use generate::generate;
 pub(crate) use serve::serve;
+pub(crate) use stderr::{Stderr, one_line, say};
 
 use std::fmt;
 

@@ -76,13 +76,23 @@ pub fn free_host_memory() -> std::io::Result<FreeMemory> {
     free_memory_under(Path::new("/"))
 }
 
+/// All the memory and swap that this machine has: more can never be had.
+pub fn machine_memory_bytes() -> std::io::Result<u64> {
+    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+    let total = kibibytes(&meminfo, "MemTotal:")
+        .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemTotal"))?;
+    let swap = kibibytes(&meminfo, "SwapTotal:").unwrap_or(0);
+    Ok(total.saturating_add(swap).saturating_mul(1024))
+}
+
+fn kibibytes(meminfo: &str, key: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(key))?;
+    line.trim().strip_suffix("kB")?.trim().parse().ok()
+}
+
 fn free_memory_under(root: &Path) -> std::io::Result<FreeMemory> {
     let meminfo = std::fs::read_to_string(root.join("proc/meminfo"))?;
-    let available = meminfo
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.trim().strip_suffix("kB"))
-        .and_then(|number| number.trim().parse::<u64>().ok())
+    let available = kibibytes(&meminfo, "MemAvailable:")
         .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemAvailable"))?;
     let mut free = FreeMemory {
         bytes: available.saturating_mul(1024),

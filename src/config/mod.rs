@@ -13,6 +13,7 @@ mod sources;
 pub use keys::{KEYS, Key};
 pub use memory::{
     Budgets, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError, budgets, free_host_memory,
+    machine_memory_bytes,
 };
 pub use size::{format_bytes, parse_rate, parse_size};
 pub use sources::{ConfigError, Sources};

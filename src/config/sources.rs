@@ -1,11 +1,16 @@
 //! Where settings come from, and in which order they win.
 
 use super::{Config, KEYS, Key};
+use std::fs::OpenOptions;
+use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 /// Names the file when `--config` does not.
 const CONFIG_VARIABLE: &str = "STRATA_CONFIG";
 const PREFIX: &str = "STRATA_";
+/// No configuration is near this long; more is some other file.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What was given, before any of it is checked.
 #[derive(Clone, Debug, Default)]
@@ -20,10 +25,10 @@ pub struct Sources {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    #[error("read the configuration {}: {source}; give another file with --config", path.display())]
+    #[error("read the configuration {}: {error}; give another file with --config", path.display())]
     Read {
         path: PathBuf,
-        source: std::io::Error,
+        error: std::io::Error,
     },
     #[error("{}: {message}", path.display())]
     Syntax { path: PathBuf, message: String },
@@ -46,9 +51,9 @@ impl Sources {
             .find(|(name, _)| name == CONFIG_VARIABLE)
             .map(|(_, path)| PathBuf::from(path));
         if let Some(path) = self.file.clone().or(named) {
-            let text = std::fs::read_to_string(&path).map_err(|source| ConfigError::Read {
+            let text = read_file(&path).map_err(|error| ConfigError::Read {
                 path: path.clone(),
-                source,
+                error,
             })?;
             apply_file(&mut config, &path, &text)?;
         }
@@ -63,6 +68,25 @@ impl Sources {
         }
         Ok(config)
     }
+}
+
+/// The text of a regular file. A pipe without a writer would block, and a device would have no end.
+fn read_file(path: &Path) -> std::io::Result<String> {
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(path)?;
+    let attributes = file.metadata()?;
+    if !attributes.is_file() {
+        return Err(std::io::Error::other("it is not a regular file"));
+    }
+    if attributes.len() > FILE_BYTES_MAX {
+        return Err(std::io::Error::other(format!(
+            "it has {} bytes; a configuration has at most {FILE_BYTES_MAX}",
+            attributes.len()
+        )));
+    }
+    std::io::read_to_string(file.take(FILE_BYTES_MAX))
 }
 
 fn apply_file(config: &mut Config, path: &Path, text: &str) -> Result<(), ConfigError> {

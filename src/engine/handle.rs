@@ -174,10 +174,8 @@ fn run(
     let (_pool, model) = match loaded {
         Ok(Ok(loaded)) => loaded,
         Ok(Err(_)) if shared.is_shutting_down() => return,
-        Ok(Err(error)) => {
-            tracing::error!("load the model: {error:#}");
-            return shared.fail(&format!("{error:#}"), INTERNAL_ERROR);
-        }
+        // Told by whoever waits for the model.
+        Ok(Err(error)) => return shared.fail(&format!("{error:#}"), INTERNAL_ERROR),
         Err(panic) => {
             let cause = format!("loading the model panicked: {}", message(&*panic));
             tracing::error!("{cause}");

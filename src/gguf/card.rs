@@ -1,11 +1,13 @@
 //! Shape cards: a model described without its weights (models/*.toml), and the index that its file would have. A plan
 //! can be made from a card, and `synth` writes a file from one.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
 use super::mixture::{Mixture, ModelShape, Role};
+use super::reader::open_without_waiting;
 use super::{Gguf, GgufError, Header, Hyperparameters, Metadata, TensorShape, TensorType};
 
 /// No card is near this long; more is some other file.
@@ -84,13 +86,18 @@ struct Llama3 {
 impl ShapeCard {
     pub fn open(path: &Path) -> Result<ShapeCard, CardError> {
         let read = || {
-            let bytes = std::fs::metadata(path)?.len();
+            let file = open_without_waiting(path)?;
+            let attributes = file.metadata()?;
+            if !attributes.is_file() {
+                return Err(std::io::Error::other("it is not a regular file"));
+            }
+            let bytes = attributes.len();
             if bytes > CARD_BYTES_MAX {
                 return Err(std::io::Error::other(format!(
                     "it has {bytes} bytes; a card has at most {CARD_BYTES_MAX}"
                 )));
             }
-            std::fs::read_to_string(path)
+            std::io::read_to_string(file.take(CARD_BYTES_MAX))
         };
         let text = read().map_err(|error| CardError::Read {
             path: path.to_owned(),

@@ -33,12 +33,7 @@ impl Gguf {
             path: path.to_owned(),
             error,
         };
-        // A pipe without a writer would block an ordinary open.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open(path)
-            .map_err(open_error)?;
+        let file = open_without_waiting(path).map_err(open_error)?;
         let file_bytes = regular_file_bytes(path, &file, open_error)?;
         Gguf::read(BufReader::with_capacity(1 << 20, file), file_bytes)
     }
@@ -63,6 +58,14 @@ impl Gguf {
         place_tensors(&mut tensors, cursor.position(), alignment, file_bytes)?;
         Ok(Gguf::new(version, alignment, metadata, tensors, file_bytes))
     }
+}
+
+/// Opens for reading. A pipe without a writer would block an ordinary open.
+pub(super) fn open_without_waiting(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)
 }
 
 fn regular_file_bytes(

@@ -73,7 +73,8 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl ComputePool {
-    /// A pool of `threads` threads, the caller included, on the fastest instruction set of this machine.
+    /// A pool of `threads` threads, the caller included, on the fastest instruction set of this machine. Where the
+    /// system refuses threads, the pool has fewer and the log says so.
     pub fn new(threads: usize) -> ComputePool {
         ComputePool::with_instruction_set(threads, InstructionSet::detect())
     }
@@ -81,7 +82,7 @@ impl ComputePool {
     /// A pool whose kernels use the given instruction set (benches and tests; results are the same).
     ///
     /// # Panics
-    /// When the machine cannot run the set, or a thread cannot be started.
+    /// When the machine cannot run the set.
     pub fn with_instruction_set(threads: usize, instruction_set: InstructionSet) -> ComputePool {
         assert!(
             instruction_set.is_available(),
@@ -111,15 +112,24 @@ impl ComputePool {
                 SPIN
             },
         });
-        let workers = (1..threads)
-            .map(|index| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new()
-                    .name(format!("strata-compute-{index}"))
-                    .spawn(move || shared.work_until_stopped())
-                    .unwrap_or_else(|error| panic!("start compute thread {index}: {error}"))
-            })
-            .collect();
+        let mut workers = Vec::new();
+        for index in 1..threads {
+            let shared = Arc::clone(&shared);
+            let spawned = std::thread::Builder::new()
+                .name(format!("strata-compute-{index}"))
+                .spawn(move || shared.work_until_stopped());
+            match spawned {
+                Ok(worker) => workers.push(worker),
+                // A limit of the process or the machine: those that run can do the work.
+                Err(error) => {
+                    tracing::warn!(
+                        "only {index} of {threads} compute threads run; the next cannot be started: {error}"
+                    );
+                    break;
+                }
+            }
+        }
+        let threads = 1 + workers.len();
         ComputePool {
             shared,
             workers,

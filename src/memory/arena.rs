@@ -53,7 +53,10 @@ impl Span {
 
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
-    #[error("map {bytes} bytes for the {arena} arena: {source}")]
+    #[error(
+        "map {bytes} bytes for the {arena} arena: {source}; the machine does not have them: set a smaller --{arena}-memory, \
+         --context or --parallel"
+    )]
     Map {
         arena: &'static str,
         bytes: usize,

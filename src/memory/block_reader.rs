@@ -11,10 +11,10 @@
 )]
 
 use std::ffi::CString;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -146,6 +146,15 @@ impl FileIdentity {
             modified: (metadata.mtime(), metadata.mtime_nsec()),
         })
     }
+}
+
+/// Opens for reading, past the page cache where `direct`. Between the reading of a model's header and this call
+/// something else may have taken the file's place, and opening a pipe without a writer would block. (O_NONBLOCK would
+/// not do: older kernels then give EAGAIN to io_uring for regular files too.)
+pub(super) fn open_file(path: &Path, direct: bool) -> io::Result<File> {
+    FileIdentity::at(path)?;
+    let flags = if direct { libc::O_DIRECT } else { 0 };
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
 /// What offsets, lengths and addresses of direct reads from `path` must be multiples of: a power of two from 512 to

@@ -9,13 +9,13 @@
     reason = "maps files and installs a signal handler, which finds the mapping in statics"
 )]
 
-use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use super::arena::MemoryError;
+use super::block_reader::{FileIdentity, open_file};
 
 /// Mappings at once: one per part of a split model and then some.
 const MAPPINGS_MAX: usize = 64;
@@ -37,8 +37,8 @@ impl MappedFile {
             source,
         };
         install_handler().map_err(error)?;
-        let file = File::open(path).map_err(error)?;
-        if file.metadata().map_err(error)?.len() == 0 {
+        let file = open_file(path, false).map_err(error)?;
+        if FileIdentity::of(path, &file).map_err(error)?.bytes == 0 {
             return Err(error(io::Error::other("the file is empty")));
         }
         // SAFETY: the map is private to this value and never written. That no other process changes the file cannot be
@@ -175,6 +175,7 @@ extern "C" fn on_bus_error(signal: i32, info: *mut libc::siginfo_t, _context: *m
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::File;
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Output};
 

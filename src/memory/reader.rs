@@ -5,9 +5,8 @@
 //! the reason of each step down is kept for the log, the memory view and the metrics.
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
@@ -16,7 +15,7 @@ use super::TransferTotals;
 use super::arena::{Arena, Span};
 use super::block_reader::{
     BlockRead, BlockReader, Buffer, FileIdentity, Limits, MAX_BLOCK_BYTES, Waker, direct_alignment,
-    logical_block_bytes,
+    logical_block_bytes, open_file,
 };
 use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Shared};
 use super::io_uring::IoUringReader;
@@ -255,7 +254,7 @@ fn open(
         request_bytes_max: REQUEST_BYTES_MAX,
         border_bytes: REGISTERED_BYTES_MAX,
     };
-    let buffered = File::open(path).map_err(open_error)?;
+    let buffered = open_file(path, false).map_err(open_error)?;
     let identity = FileIdentity::of(path, &buffered).map_err(open_error)?;
     let (file, refused) = match open_direct(path) {
         Ok(direct) => (direct, None),
@@ -318,11 +317,7 @@ fn open_direct(path: &Path) -> Result<File, String> {
     if let Some(bytes) = direct_alignment(path).filter(|&bytes| bytes > MAX_BLOCK_BYTES) {
         return Err(format!("the file system wants blocks of {bytes} bytes"));
     }
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECT)
-        .open(path)
-        .map_err(|error| error.to_string())?;
+    let file = open_file(path, true).map_err(|error| error.to_string())?;
     try_read(&file).map_err(|error| error.to_string())?;
     Ok(file)
 }

@@ -8,7 +8,7 @@ use crate::kernels::ComputePool;
 use crate::memory::{MemoryError, Rung, logical_block_bytes};
 use crate::metrics::Metrics;
 use crate::placement::{Plan, PlanError, PlanRequest, Tier, plan};
-use crate::weights::{Arenas, LoadError, Traffic, Weights, WeightsSettings};
+use crate::weights::{Arenas, LoadError, ModelFile, Traffic, Weights, WeightsSettings};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ pub struct LoadedModel {
 }
 
 impl PlannedModel {
-    /// Reads the index and makes the plan. `read_alignment` of the request is replaced by what the file's storage asks
+    /// Reads the index, checks every tensor's shape and makes the plan. `read_alignment` of the request is replaced by what the file's storage asks
     /// for.
     pub fn open(path: &Path, request: &PlanRequest) -> Result<PlannedModel, OpenError> {
         PlannedModel::for_file(path, Gguf::open(path)?, request)
@@ -62,11 +62,8 @@ impl PlannedModel {
         gguf: Gguf,
         request: &PlanRequest,
     ) -> Result<PlannedModel, OpenError> {
-        let architecture = gguf.architecture()?;
-        if architecture != "llama" {
-            return Err(OpenError::Architecture(architecture.to_owned()));
-        }
-        let hyperparameters = Hyperparameters::from_gguf(&gguf)?;
+        let hyperparameters = hyperparameters(&gguf)?;
+        super::shapes::check(&gguf, &hyperparameters)?;
         let request = PlanRequest {
             read_alignment: u64::from(logical_block_bytes(path)),
             ..request.clone()
@@ -80,7 +77,7 @@ impl PlannedModel {
         })
     }
 
-    /// Allocates what the plan says, loads the resident groups and checks every tensor's shape. `progress` hears the
+    /// Allocates what the plan says and loads the resident groups. `progress` hears the
     /// share of resident bytes that is loaded, and ends the loading by answering false.
     pub fn load(
         &self,
@@ -89,10 +86,23 @@ impl PlannedModel {
         metrics: &Metrics,
         progress: &dyn Fn(f64) -> bool,
     ) -> Result<LoadedModel, OpenError> {
+        let file = ModelFile::At(&self.path);
+        self.load_from(file, settings, threads, metrics, progress)
+    }
+
+    /// The same from a file that may be read in a way of the caller's.
+    pub fn load_from(
+        &self,
+        file: ModelFile<'_>,
+        settings: WeightsSettings,
+        threads: usize,
+        metrics: &Metrics,
+        progress: &dyn Fn(f64) -> bool,
+    ) -> Result<LoadedModel, OpenError> {
         let arenas = Arenas::allocate(&self.plan)?;
         let kv_region = arenas.kv_region(&self.plan)?;
         let weights = Weights::load(
-            &self.path,
+            file,
             &self.gguf,
             Arc::clone(&self.plan),
             arenas.clone(),
@@ -112,6 +122,15 @@ impl PlannedModel {
             arenas,
         })
     }
+}
+
+/// What a file of an architecture that is known here says of its shape.
+pub fn hyperparameters(gguf: &Gguf) -> Result<Hyperparameters, OpenError> {
+    let architecture = gguf.architecture()?;
+    if architecture != "llama" {
+        return Err(OpenError::Architecture(architecture.to_owned()));
+    }
+    Ok(Hyperparameters::from_gguf(gguf)?)
 }
 
 /// What the plan fixes once, as metrics.

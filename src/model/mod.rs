@@ -6,8 +6,9 @@
 mod llama;
 mod load;
 mod matrix;
+mod shapes;
 
-pub use load::{LoadedModel, OpenError, PlannedModel};
+pub use load::{LoadedModel, OpenError, PlannedModel, hyperparameters};
 pub use matrix::ModelError;
 
 use crate::kv_cache::PageId;

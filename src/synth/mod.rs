@@ -9,6 +9,7 @@ mod vocabulary;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use rand_chacha::ChaCha8Rng;
@@ -166,11 +167,14 @@ impl Output {
             path: path.to_owned(),
             error,
         };
+        let no_file = || {
+            error(io::Error::other(
+                "it is a directory or a device, not a file",
+            ))
+        };
         // A rename would put the file in the place of a device.
         if path.exists() && !path.is_file() {
-            return Err(error(io::Error::other(
-                "it is a directory or a device, not a file",
-            )));
+            return Err(no_file());
         }
         let Some(name) = path.file_name() else {
             return Err(error(io::ErrorKind::InvalidFilename.into()));
@@ -183,8 +187,14 @@ impl Output {
             .write(true)
             .create(true)
             .truncate(false)
+            // What stands under the temporary name is ours to write over, but not what a link there points to, and a
+            // pipe would block.
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .open(&partial)
             .map_err(error)?;
+        if !file.metadata().map_err(error)?.is_file() {
+            return Err(no_file());
+        }
         // An interrupted run leaves its file behind, unlocked; the next one writes over it.
         match file.try_lock() {
             Ok(()) => {}

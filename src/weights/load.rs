@@ -5,13 +5,14 @@ use super::shared::{Links, Shared, pieces, streamed};
 use super::{Counters, EmbeddingSlice, Home, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
-    Arena, MappedFile, MemoryError, ReadError, ReaderChoice, Region, RegionCopies, RegionReader,
+    Arena, BlockReader, MappedFile, MemoryError, ReadError, ReaderChoice, Region, RegionCopies,
+    RegionReader,
 };
 use crate::metrics::Metrics;
 use crate::placement::{GroupId, GroupKind, Plan, Ring, Tier};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 
 /// Host groups that are read at the same time while loading: enough to keep a drive busy, few enough to see progress.
@@ -69,12 +70,28 @@ pub struct WeightsSettings {
     pub poison_released: bool,
 }
 
+/// The model file.
+pub enum ModelFile<'a> {
+    At(&'a Path),
+    /// Read through an implementation of the caller's: tests inject faults here. It is never mapped.
+    Through(Box<dyn BlockReader>),
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("allocate memory: {0}")]
     Memory(#[from] MemoryError),
     #[error("{0}")]
     Reader(ReadError),
+    #[error(
+        "{} had {header} bytes when its header was read and has {now} now: it is being written; start again when it is complete",
+        file.display()
+    )]
+    Changed {
+        file: PathBuf,
+        header: u64,
+        now: u64,
+    },
     #[error("loading was cancelled")]
     Cancelled,
     #[error("load {group}: {source}")]
@@ -89,7 +106,7 @@ impl Weights {
     /// Opens the model file, allocates homes and rings and loads every resident group. `progress` hears the share of
     /// resident bytes that is loaded; loading ends with an error when it answers false.
     pub fn load(
-        path: &Path,
+        file: ModelFile<'_>,
         gguf: &Gguf,
         plan: Arc<Plan>,
         arenas: Arenas,
@@ -123,11 +140,17 @@ impl Weights {
             bytes => Some(Region::allocate_low(&arenas.host, bytes as usize)?),
         };
         let mut mapped = None;
-        if plan.mapped {
-            mapped = Some(MappedFile::map(path)?);
+        if let (true, ModelFile::At(path)) = (plan.mapped, &file) {
+            let map = MappedFile::map(path)?;
+            check_size(path, gguf, map.bytes().len() as u64)?;
+            mapped = Some(map);
             shared.set_homes(vec![Home::Mapped; plan.groups.len()]);
         } else {
-            shared.connect(links(path, &arenas, settings, &shared)?);
+            assert!(!plan.mapped, "a plan for a mapped file needs its path");
+            let links = links(file, &arenas, settings, &shared)?;
+            let identity = links.reader.file_identity();
+            check_size(&identity.path, gguf, identity.bytes)?;
+            shared.connect(links);
             match load_homes(&plan, &arenas, &shared, &names, progress) {
                 Ok(homes) => shared.set_homes(homes),
                 Err(error) => {
@@ -165,8 +188,20 @@ impl Drop for Weights {
     }
 }
 
+/// The tensors were found to lie inside the file when its header was read.
+fn check_size(path: &Path, gguf: &Gguf, now: u64) -> Result<(), LoadError> {
+    if now != gguf.file_bytes {
+        return Err(LoadError::Changed {
+            file: path.to_owned(),
+            header: gguf.file_bytes,
+            now,
+        });
+    }
+    Ok(())
+}
+
 fn links(
-    path: &Path,
+    file: ModelFile<'_>,
     arenas: &Arenas,
     settings: WeightsSettings,
     shared: &Arc<Shared>,
@@ -179,8 +214,12 @@ fn links(
         }
     };
     let host = Arc::clone(&arenas.host);
-    let reader = RegionReader::start(path, host, settings.reader, Box::new(on_read))
-        .map_err(LoadError::Reader)?;
+    let on_read = Box::new(on_read);
+    let reader = match file {
+        ModelFile::At(path) => RegionReader::start(path, host, settings.reader, on_read),
+        ModelFile::Through(reader) => RegionReader::with_block_reader(reader, host, on_read),
+    }
+    .map_err(LoadError::Reader)?;
     let stream = arenas.device.as_ref().map(|device| {
         let host = Arc::clone(&arenas.host);
         let target = Arc::downgrade(shared);
@@ -239,6 +278,24 @@ fn load_homes(
         source,
     };
 
+    // The plan counts the small group on the host too: its copy there is what the device's is loaded from. The ring and
+    // the staging are made for groups that stream; they may be smaller, or not be there.
+    let is_small = |&index: &usize| plan.groups[index].kind == GroupKind::Small;
+    for index in at_home(Tier::Device)
+        .map(|(index, _)| index)
+        .filter(is_small)
+    {
+        let group = &plan.groups[index];
+        let bytes = group.entry_bytes as usize;
+        let copy = Region::allocate_low(&arenas.host, bytes)?;
+        let done = shared.wait_read(shared.begin_read(copy, pieces(group)));
+        done.result.map_err(|source| failed(index, source))?;
+        let home = Region::allocate_low(arenas.of(Tier::Device), bytes)?;
+        let done = shared.wait_copy(shared.begin_copy(done.region, home, bytes));
+        homes[index] = Home::Resident(Arc::new(done.destination));
+        advance(index)?;
+    }
+
     let mut staging = shared.borrow_host_entries();
     let ring_entries = staging.len();
     if plan.staging_bytes > 0 {
@@ -249,7 +306,10 @@ fn load_homes(
     }
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
     let mut copies: VecDeque<(usize, u64)> = VecDeque::new();
-    let mut waiting = at_home(Tier::Device).map(|(index, _)| index).peekable();
+    let mut waiting = at_home(Tier::Device)
+        .map(|(index, _)| index)
+        .filter(|index| !is_small(index))
+        .peekable();
     while waiting.peek().is_some() || !reads.is_empty() || !copies.is_empty() {
         if let Some(&index) = waiting.peek()
             && let Some(region) = staging.pop()
@@ -269,7 +329,7 @@ fn load_homes(
             homes[index] = Home::Resident(Arc::new(done.destination));
             advance(index)?;
         } else {
-            unreachable!("the plan has a host ring wherever there is a device");
+            unreachable!("the plan has a host ring or staging wherever groups rest on a device");
         }
     }
     // Entries are alike; a staging region is not part of the ring, and there is one only where there is no ring.

@@ -12,7 +12,7 @@ mod pipeline;
 mod shared;
 
 pub use lease::{Lease, LeaseError, Pass};
-pub use load::{Arenas, LoadError, WeightsSettings};
+pub use load::{Arenas, LoadError, ModelFile, WeightsSettings};
 pub use pipeline::Lookahead;
 
 use crate::gguf::{Gguf, TensorInfo};

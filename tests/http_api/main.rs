@@ -4,7 +4,7 @@
 
 mod admission;
 mod chat;
-#[path = "../support/http_client.rs"]
+#[path = "../support/http.rs"]
 mod client;
 mod completions;
 mod malformed;

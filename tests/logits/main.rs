@@ -4,6 +4,7 @@
 
 mod golden;
 mod placements;
+#[path = "../support/run.rs"]
 mod run;
 #[path = "../support/synthesised.rs"]
 mod synthesised;

@@ -1,7 +1,12 @@
 //! The least of an HTTP client, so that tests see every byte.
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    reason = "each test crate uses a part of this module, and a test fails by panicking"
+)]
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -88,15 +93,15 @@ pub(super) struct Stream {
 }
 
 pub(super) fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
+    try_connect(address).unwrap()
+}
+
+fn try_connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
     // Only so that a broken server fails the test rather than hanging it.
-    stream
-        .set_read_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
-    stream
-        .set_write_timeout(Some(Duration::from_secs(60)))
-        .unwrap();
-    stream
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    stream.set_write_timeout(Some(Duration::from_secs(60)))?;
+    Ok(stream)
 }
 
 /// Sends a request and reads the head of the answer.
@@ -107,7 +112,18 @@ pub(super) fn open(
     headers: &[(&str, &str)],
     body: &[u8],
 ) -> Stream {
-    let mut stream = connect(address);
+    try_open(address, method, path, headers, body).unwrap()
+}
+
+/// The same where the server may be gone.
+pub(super) fn try_open(
+    address: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+    body: &[u8],
+) -> io::Result<Stream> {
+    let mut stream = try_connect(address)?;
     let mut head = format!("{method} {path} HTTP/1.1\r\nconnection: close\r\n");
     if !headers.iter().any(|(name, _)| *name == "host") {
         head.push_str("host: localhost\r\n");
@@ -119,34 +135,38 @@ pub(super) fn open(
         head.push_str(&format!("{name}: {value}\r\n"));
     }
     head.push_str("\r\n");
-    stream.write_all(head.as_bytes()).unwrap();
-    stream.write_all(body).unwrap();
-    read_head(stream)
+    stream.write_all(head.as_bytes())?;
+    stream.write_all(body)?;
+    try_read_head(stream)
 }
 
 pub(super) fn read_head(stream: TcpStream) -> Stream {
+    try_read_head(stream).unwrap()
+}
+
+fn try_read_head(stream: TcpStream) -> io::Result<Stream> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
-    reader.read_line(&mut line).unwrap();
+    reader.read_line(&mut line)?;
     let status = line
         .split(' ')
         .nth(1)
         .and_then(|status| status.parse().ok())
-        .unwrap_or_else(|| panic!("no status in {line:?}"));
+        .ok_or_else(|| io::Error::other(format!("no status in {line:?}")))?;
     let mut headers = Vec::new();
     loop {
         let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
+        reader.read_line(&mut line)?;
         let Some((name, value)) = line.trim_end().split_once(": ") else {
             break;
         };
         headers.push((name.to_ascii_lowercase(), value.to_owned()));
     }
-    Stream {
+    Ok(Stream {
         status,
         headers,
         reader,
-    }
+    })
 }
 
 impl Stream {
