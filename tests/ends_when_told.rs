@@ -1,10 +1,7 @@
 //! SIGTERM ends the program with exit code 0 whatever it is doing, and clients hear the end of their answers.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 #[path = "support/http.rs"]
 mod client;
-#[expect(dead_code, reason = "the program is shared with other tests")]
 #[path = "support/program.rs"]
 mod program;
 #[path = "support/synthesised.rs"]

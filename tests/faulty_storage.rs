@@ -4,18 +4,8 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "support/models.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test crate uses a part of this module"
-)]
 mod models;
 #[path = "support/run.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test crate uses a part of this module"
-)]
 mod run;
 
 use models::{RandomOptions, random};

@@ -6,18 +6,13 @@
 #[path = "support/http.rs"]
 mod http;
 #[path = "support/models.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test crate uses a part of this module"
-)]
 mod models;
 #[path = "support/process.rs"]
 mod process;
 
 use models::{RandomOptions, random};
 use process::{Server, completion};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::TempDir;
@@ -50,7 +45,7 @@ fn flags() -> Vec<String> {
     flags.split(' ').map(str::to_owned).collect()
 }
 
-fn start(listen: &str, model: &PathBuf, more: &[&str]) -> Server {
+fn start(listen: &str, model: &Path, more: &[&str]) -> Server {
     let flags = flags();
     let mut flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     flags.extend(more);
@@ -83,7 +78,7 @@ fn more_clients_than_places_are_refused_at_once_and_the_others_are_served() {
         let client = |client: usize| {
             barrier.wait();
             let mut body = completion("the hen", 12);
-            body["stream"] = ((client + round) % 2 == 0).into();
+            body["stream"] = (client + round).is_multiple_of(2).into();
             let response = server.post("/v1/completions", &body);
             if response.status == 429 {
                 let retry: u32 = response.header("retry-after").unwrap().parse().unwrap();

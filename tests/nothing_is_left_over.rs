@@ -1,11 +1,8 @@
 //! When all requests have ended, however they ended, the metrics of the real program add up: nobody runs or waits, no
 //! page of the KV cache is in use, and every request and token is counted once.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 #[path = "support/http.rs"]
 mod client;
-#[expect(dead_code, reason = "the program is shared with other tests")]
 #[path = "support/program.rs"]
 mod program;
 

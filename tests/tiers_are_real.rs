@@ -5,7 +5,6 @@
 
 #[path = "support/http.rs"]
 mod client;
-#[expect(dead_code, reason = "the program is shared with other tests")]
 #[path = "support/program.rs"]
 mod program;
 #[path = "support/synthesised.rs"]

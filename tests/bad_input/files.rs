@@ -83,7 +83,7 @@ fn a_name_that_looks_like_a_line_of_ours_makes_no_line() {
 #[test]
 fn a_file_that_may_not_be_read_is_named() {
     let (folder, model) = good_model();
-    std::fs::set_permissions(&model, PermissionsExt::from_mode(0)).unwrap();
+    std::fs::set_permissions(&model, PermissionsExt::from_mode(0o000)).unwrap();
     let mut command = strata();
     if std::fs::File::open(&model).is_ok() {
         // This user may read everything; another may not. The program and its folder must be open to that one.

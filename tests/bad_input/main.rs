@@ -6,11 +6,6 @@
 #[path = "../support/http.rs"]
 mod http;
 #[path = "../support/models.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test crate uses a part of this module"
-)]
 mod models;
 #[path = "../support/process.rs"]
 mod process;

@@ -1,4 +1,10 @@
 //! Small models written on the spot: CHAIN, whose greedy output is scripted, and RANDOM, a seeded tiny llama.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "each test crate uses a part of this module, and a test fails by panicking"
+)]
 
 use std::collections::HashMap;
 use std::path::Path;

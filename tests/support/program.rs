@@ -1,4 +1,10 @@
 //! The program as its users run it: a process of its own, asked over HTTP and watched from outside.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "each test crate uses a part of this module, and a test fails by panicking"
+)]
 
 use super::client::{Response, call};
 use serde_json::Value;

@@ -1,4 +1,10 @@
 //! Runs a model step by step, below the engine: what the golden and the equality tests share.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "each test crate uses a part of this module, and a test fails by panicking"
+)]
 
 use std::path::{Path, PathBuf};
 use strata::kv_cache::PageId;

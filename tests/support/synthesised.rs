@@ -1,4 +1,10 @@
 //! The file of 640 MiB that tests share: TinyLlama-1.1B's shape with random weights, made once in the target folder.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    reason = "each test crate uses a part of this module, and a test fails by panicking"
+)]
 
 use std::fs::{File, create_dir_all};
 use std::path::{Path, PathBuf};
