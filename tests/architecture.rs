@@ -365,10 +365,17 @@ fn read_sources(root: &Path, folder: &Path, sources: &mut Vec<Source>) {
         } else if path.extension().is_some_and(|extension| extension == "rs") {
             sources.push(Source {
                 path: path.strip_prefix(root).expect("under src").to_owned(),
-                text: fs::read_to_string(&path).expect("read source"),
+                text: without_tests(&fs::read_to_string(&path).expect("read source")).to_owned(),
             });
         }
     }
+}
+
+/// A file up to its unit tests: those may build what they need from anything.
+fn without_tests(text: &str) -> &str {
+    text.split("\n#[cfg(test)]\nmod tests {")
+        .next()
+        .unwrap_or(text)
 }
 
 #[test]
