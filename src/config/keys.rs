@@ -1,8 +1,8 @@
 //! Every key, once: flag `--key`, `key = ...` in the file, `STRATA_KEY` in the environment.
 
 use super::{
-    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, LogLevel, MemorySetting, ReaderSetting, Secret,
-    parse_rate, parse_size,
+    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, LogLevel, MemorySetting, ReaderSetting,
+    Secret, parse_rate, parse_size,
 };
 use std::path::PathBuf;
 use std::time::Duration;

@@ -222,7 +222,9 @@ pub fn attention(
         return;
     }
     let set = pool.instruction_set();
-    let in_f32 = tokens.iter().any(|token| matches!(token.pages, [PageView::F32(_), ..]));
+    let in_f32 = tokens
+        .iter()
+        .any(|token| matches!(token.pages, [PageView::F32(_), ..]));
     let group = shape.heads / shape.kv_heads;
     // One item for each token and KV head. The lock of an item is taken once, by the thread that has it.
     let items: Vec<_> = out
@@ -296,7 +298,11 @@ fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, queries: &[f32], out: &mut [
 }
 
 #[inline(always)]
-fn attend_heads<L: Lanes, E: Element, const H: usize>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
+fn attend_heads<L: Lanes, E: Element, const H: usize>(
+    task: &Task<'_>,
+    queries: &[f32],
+    out: &mut [f32],
+) {
     let (key_length, value_length) = (task.shape.key_length, task.shape.value_length);
     // One key element of all heads after another, scaled.
     let queries: Vec<[f32; H]> = (0..key_length)

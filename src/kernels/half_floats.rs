@@ -1,34 +1,4 @@
-//! 16-bit floats in plain integer arithmetic, with the results of the processor's own conversions; memory seen as
-//! 16-bit floats.
-#![expect(unsafe_code, reason = "bytes seen as 16-bit values")]
-
-/// Bytes of an arena as the 16-bit values of a page.
-///
-/// # Panics
-/// When `bytes` does not start at an even address or is odd in length.
-pub fn as_halves(bytes: &[u8]) -> &[u16] {
-    // SAFETY: any two bytes are a valid u16.
-    let (before, halves, after) = unsafe { bytes.align_to::<u16>() };
-    assert!(
-        before.is_empty() && after.is_empty(),
-        "a page starts and ends at even addresses"
-    );
-    halves
-}
-
-/// Bytes of an arena as the 16-bit values of a page, to write.
-///
-/// # Panics
-/// When `bytes` does not start at an even address or is odd in length.
-pub fn as_halves_mut(bytes: &mut [u8]) -> &mut [u16] {
-    // SAFETY: any two bytes are a valid u16 and the other way round.
-    let (before, halves, after) = unsafe { bytes.align_to_mut::<u16>() };
-    assert!(
-        before.is_empty() && after.is_empty(),
-        "a page starts and ends at even addresses"
-    );
-    halves
-}
+//! 16-bit floats in plain integer arithmetic, with the results of the processor's own conversions.
 
 /// IEEE half precision to f32, exact.
 #[inline(always)]

@@ -41,10 +41,11 @@ mod rope;
 mod simd;
 
 pub use activations::Activations;
-pub use attention::{AttentionShape, AttentionToken, PAGE_TOKENS, PageView, PageViewMut, attention, store_kv};
+pub use attention::{
+    AttentionShape, AttentionToken, PAGE_TOKENS, PageView, PageViewMut, attention, store_kv,
+};
 pub use blocks::dequantise_row;
 pub use elementwise::silu_mul;
-pub use half_floats::{as_halves, as_halves_mut};
 pub use instruction_set::InstructionSet;
 pub use matmul::{MatrixView, OutputRows, Product, matmul, matmul_all};
 pub use pool::ComputePool;

@@ -77,7 +77,7 @@ pub(super) trait Lanes: Copy {
     }
 }
 
-/// e^x for each lane: relative error at most 2e-7 for -87.3 <= x <= 88, exactly 0 below, e^88 above (and for a NaN).
+/// e^x for each lane: relative error at most 2e-7 for -87.3 <= x <= 88, exactly 0 below (and for a NaN), e^88 above.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by the polynomial of Cephes (`expf`).
 #[inline(always)]

@@ -19,12 +19,7 @@ pub struct KvStore {
 impl KvStore {
     /// # Panics
     /// When the region does not hold `pages` pages of this shape: the plan that sized it is another model's.
-    pub fn new(
-        region: Region,
-        kind: KvType,
-        layers: Vec<AttentionShape>,
-        pages: usize,
-    ) -> KvStore {
+    pub fn new(region: Region, kind: KvType, layers: Vec<AttentionShape>, pages: usize) -> KvStore {
         let mut page_elements = 0;
         let starts = layers
             .iter()

@@ -11,8 +11,8 @@ use super::matrix::{Matrix, ModelError, Tensors, dequantise, linear, pass_by, wi
 use super::{Batch, Model, Run, StepError};
 use crate::gguf::{Gguf, Hyperparameters, RopeScaling};
 use crate::kernels::{
-    Activations, AttentionShape, AttentionToken, ComputePool, PAGE_TOKENS, PageView, RopePairs, RopeTable,
-    attention, rope, silu_mul, store_kv,
+    Activations, AttentionShape, AttentionToken, ComputePool, PAGE_TOKENS, PageView, RopePairs,
+    RopeTable, attention, rope, silu_mul, store_kv,
 };
 use crate::kv_cache::KvStore;
 use crate::memory::Region;

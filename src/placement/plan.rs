@@ -2,7 +2,10 @@
 
 use super::planner::DeviceKind;
 use super::simulate::{Prediction, predict};
-use super::{ARENA_ALIGNMENT, Executor, Group, GroupId, GroupKind, Rates, Residence, ScratchItem, Tier, round_up};
+use super::{
+    ARENA_ALIGNMENT, Executor, Group, GroupId, GroupKind, Rates, Residence, ScratchItem, Tier,
+    round_up,
+};
 
 /// For every group its home and executor, the size of every part of every arena, and the predicted step time.
 #[derive(Clone, Debug, PartialEq)]

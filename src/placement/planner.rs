@@ -14,8 +14,8 @@ use super::refusal::{self, PlanError};
 use super::scratch::{self, ScratchNeeds};
 use super::simulate::{PREDICTED_WIDTHS, Scenario};
 use super::{
-    ARENA_ALIGNMENT, GatherBuffer, Group, KvSplit, KvType, PAGE_TOKENS, Plan, Rates, Ring, Tier, TierSplit,
-    round_up,
+    ARENA_ALIGNMENT, GatherBuffer, Group, KvSplit, KvType, PAGE_TOKENS, Plan, Rates, Ring, Tier,
+    TierSplit, round_up,
 };
 use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
 use std::cell::RefCell;

@@ -44,7 +44,9 @@ pub(crate) fn settings() -> WeightsSettings {
 
 pub(crate) fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings) -> LoadedModel {
     let planned = PlannedModel::open(path, request).unwrap();
-    planned.load(settings, 2, &Metrics::new(), &|_| true).unwrap()
+    planned
+        .load(settings, 2, &Metrics::new(), &|_| true)
+        .unwrap()
 }
 
 /// A sequence that has pages of its own, the first of which is `first_page`.

@@ -27,7 +27,13 @@ fn sequence(rng: &mut ChaCha8Rng, shape: &AttentionShape, length: usize) -> Sequ
         let key = vector(shape.kv_heads * shape.key_length);
         let value = vector(shape.kv_heads * shape.value_length);
         let page = &mut pages[position / PAGE_TOKENS];
-        store_kv(shape, PageViewMut::F16(page), position % PAGE_TOKENS, &key, &value);
+        store_kv(
+            shape,
+            PageViewMut::F16(page),
+            position % PAGE_TOKENS,
+            &key,
+            &value,
+        );
         keys.push(key);
         values.push(value);
     }
@@ -88,7 +94,13 @@ fn check(shape: AttentionShape) {
         .collect();
     let pages: Vec<Vec<PageView<'_>>> = sequences
         .iter()
-        .map(|sequence| sequence.pages.iter().map(|page| PageView::F16(page)).collect())
+        .map(|sequence| {
+            sequence
+                .pages
+                .iter()
+                .map(|page| PageView::F16(page))
+                .collect()
+        })
         .collect();
     // The last position of each sequence, and one inside it.
     let places: Vec<(usize, usize)> = sequences
@@ -223,9 +235,24 @@ fn pages_of_f32_hold_what_they_are_given() {
     let value = 1.0 + f32::EPSILON;
     let mut wide = vec![0.0f32; shape.page_elements()];
     let mut narrow = vec![0u16; shape.page_elements()];
-    store_kv(&shape, PageViewMut::F32(&mut wide), 0, &[0.5; 16], &[value; 16]);
-    store_kv(&shape, PageViewMut::F16(&mut narrow), 0, &[0.5; 16], &[value; 16]);
-    for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+    store_kv(
+        &shape,
+        PageViewMut::F32(&mut wide),
+        0,
+        &[0.5; 16],
+        &[value; 16],
+    );
+    store_kv(
+        &shape,
+        PageViewMut::F16(&mut narrow),
+        0,
+        &[0.5; 16],
+        &[value; 16],
+    );
+    for set in InstructionSet::ALL
+        .into_iter()
+        .filter(|set| set.is_available())
+    {
         let pool = ComputePool::with_instruction_set(1, set);
         for (page, expected) in [(PageView::F32(&wide), value), (PageView::F16(&narrow), 1.0)] {
             let tokens = [AttentionToken {
