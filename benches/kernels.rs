@@ -25,8 +25,8 @@ fn main() {
     };
     let mut bytes = vec![0u8; weight_bytes];
     for (index, byte) in bytes.iter_mut().enumerate() {
-        // Small positive halves wherever a block has its scale.
-        *byte = (index % 13) as u8;
+        // Ordinary numbers wherever a block has its scale, and as floats.
+        *byte = 0x30 + (index % 13) as u8;
     }
     for set in InstructionSet::ALL {
         if !set.is_available() {
@@ -39,13 +39,21 @@ fn main() {
             let row_bytes = kind.row_bytes(columns as u64).unwrap_or_default() as usize;
             let rows = weight_bytes / row_bytes;
             // The plain loops are hundreds of times slower: a part of the matrix shows how slow.
-            let rows = if set == InstructionSet::Portable { rows.div_ceil(32) } else { rows };
+            let rows = if set == InstructionSet::Portable {
+                rows.div_ceil(32)
+            } else {
+                rows
+            };
             let weight = MatrixView::new(kind, rows, columns, &bytes[..rows * row_bytes]);
             let plain = best(rounds, || read(&pool, weight.bytes));
             let narrow = best(rounds, || multiply(&pool, &weight, 1));
             let few = best(rounds, || multiply(&pool, &weight, 4));
             let wide_rows = if is_bench { rows.min(8192) } else { rows };
-            let wide_rows = if set == InstructionSet::Portable { wide_rows.min(128) } else { wide_rows };
+            let wide_rows = if set == InstructionSet::Portable {
+                wide_rows.min(128)
+            } else {
+                wide_rows
+            };
             let wide = best(rounds, || multiply(&pool, &weight.slice(0..wide_rows), 128));
             let gigabytes = weight.bytes.len() as f64 / 1e9;
             println!(
@@ -87,13 +95,20 @@ fn read(pool: &ComputePool, bytes: &[u8]) {
 }
 
 fn multiply(pool: &ComputePool, weight: &MatrixView<'_>, width: usize) {
-    let x: Vec<f32> = (0..width * weight.columns).map(|i| (i % 17) as f32 - 8.0).collect();
+    let x: Vec<f32> = (0..width * weight.columns)
+        .map(|i| (i % 17) as f32 - 8.0)
+        .collect();
     let mut data = vec![0.0; width * weight.rows];
     let mut out = OutputRows {
         data: &mut data,
         stride: weight.rows,
         first_column: 0,
     };
-    matmul(pool, weight, &Activations::new(&x, width, weight.columns), &mut out);
+    matmul(
+        pool,
+        weight,
+        &Activations::new(&x, width, weight.columns),
+        &mut out,
+    );
     black_box(data);
 }

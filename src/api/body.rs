@@ -62,13 +62,18 @@ impl Received {
     }
 }
 
-/// Reads the body of a JSON request. A missing `Content-Type` is taken for JSON; any other type is refused.
+/// What `curl -d` sends unless told otherwise: nobody means it.
+const CURL_DEFAULT: &str = "application/x-www-form-urlencoded";
+
+/// Reads the body of a JSON request. A missing `Content-Type`, and curl's default, are taken for JSON; any other type is
+/// refused.
 pub(super) async fn receive(api: &Api, request: Request) -> Result<Received, ApiError> {
     if let Some(given) = request.headers().get(header::CONTENT_TYPE) {
         let given = String::from_utf8_lossy(given.as_bytes());
         let essence = given.split(';').next().unwrap_or_default().trim();
         let subtype = essence.to_ascii_lowercase();
         if subtype != "application/json"
+            && subtype != CURL_DEFAULT
             && !(subtype.starts_with("application/") && subtype.ends_with("+json"))
         {
             return Err(ApiError::not_json(&given));

@@ -15,6 +15,7 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc;
 
@@ -179,29 +180,69 @@ pub(super) fn unix_seconds() -> u64 {
 
 /// The whole answer. One failed sequence fails it.
 async fn collect(api: &Api, running: Running) -> Result<(serde_json::Value, Outcome), ApiError> {
+    let Running {
+        mut sequences,
+        prompt_tokens,
+        answer,
+    } = running;
+    let wholes = gather(&mut sequences)
+        .await
+        .map_err(|failed| match failed {
+            Failed::With(message) => api.failure(message),
+            Failed::GivenUp => given_up(),
+        })?;
     let mut choices = Vec::new();
     let mut completion_tokens = 0;
     let mut outcome = Outcome::Stop;
-    for (mut sequence, mut choice) in running.sequences {
-        let mut whole = Delta::default();
-        while let Some(update) = std::future::poll_fn(|context| sequence.poll_update(context)).await
-        {
-            match update {
-                Update::Delta(delta) => {
-                    whole.text.push_str(&delta.text);
-                    whole.tokens.extend(delta.tokens);
-                    whole.finish = delta.finish;
-                }
-                Update::Failed(message) => return Err(api.failure(message)),
-                Update::GivenUp => return Err(given_up()),
-            }
-        }
+    for ((sequence, choice), whole) in sequences.iter_mut().zip(&wholes) {
         completion_tokens += sequence.completion_tokens();
         outcome = outcome_of(outcome, whole.finish);
-        choices.push(running.answer.whole_choice(&mut choice, &whole));
+        choices.push(answer.whole_choice(choice, whole));
     }
-    let usage = usage(running.prompt_tokens, completion_tokens);
-    Ok((running.answer.whole(choices, usage), outcome))
+    let usage = usage(prompt_tokens, completion_tokens);
+    Ok((answer.whole(choices, usage), outcome))
+}
+
+enum Failed {
+    With(String),
+    GivenUp,
+}
+
+/// Reads all sequences side by side: one that is not read is parked, and given up in the end.
+async fn gather(sequences: &mut [(Sequence, Choice)]) -> Result<Vec<Delta>, Failed> {
+    let mut wholes: Vec<Delta> = sequences.iter().map(|_| Delta::default()).collect();
+    std::future::poll_fn(|context| {
+        let mut open = false;
+        for ((sequence, _), whole) in sequences.iter_mut().zip(&mut wholes) {
+            loop {
+                match sequence.poll_update(context) {
+                    Poll::Ready(Some(Update::Delta(delta))) => {
+                        whole.text.push_str(&delta.text);
+                        whole.tokens.extend(delta.tokens);
+                        whole.finish = delta.finish;
+                    }
+                    Poll::Ready(Some(Update::Failed(message))) => {
+                        return Poll::Ready(Err(Failed::With(message)));
+                    }
+                    Poll::Ready(Some(Update::GivenUp)) => {
+                        return Poll::Ready(Err(Failed::GivenUp));
+                    }
+                    Poll::Ready(None) => break,
+                    Poll::Pending => {
+                        open = true;
+                        break;
+                    }
+                }
+            }
+        }
+        if open {
+            Poll::Pending
+        } else {
+            Poll::Ready(Ok(()))
+        }
+    })
+    .await?;
+    Ok(wholes)
 }
 
 pub(super) fn given_up() -> ApiError {
@@ -213,5 +254,66 @@ pub(super) fn outcome_of(so_far: Outcome, finish: Option<FinishReason>) -> Outco
     match finish {
         Some(FinishReason::Length) => Outcome::Length,
         _ => so_far,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::{Event, GeneratedToken};
+    use crate::gguf::{Array, Metadata, Value};
+    use crate::tokenizer::Tokenizer;
+    use std::time::Duration;
+
+    fn tokenizer() -> Arc<Tokenizer> {
+        let mut metadata = Metadata::new();
+        let tokens = Array::String(vec!["<unk>".to_owned(), "a".to_owned()]);
+        metadata.insert("tokenizer.ggml.model", Value::String("llama".to_owned()));
+        metadata.insert("tokenizer.ggml.tokens", Value::Array(tokens));
+        Arc::new(Tokenizer::from_gguf(&metadata).unwrap())
+    }
+
+    #[test]
+    fn sequences_are_read_side_by_side() {
+        let tokenizer = tokenizer();
+        let (senders, mut sequences): (Vec<_>, Vec<_>) = (0..2)
+            .map(|_| {
+                let (sender, events) = mpsc::channel(1);
+                let detokenizer = Detokenizer::new(Arc::clone(&tokenizer));
+                let stop = StopStrings::default();
+                let sequence = Sequence::new(events, detokenizer, stop, Arc::new([]), false);
+                (sender, (sequence, Choice::default()))
+            })
+            .unzip();
+        // The second has more to say than its channel holds before the first says anything.
+        let producer = std::thread::spawn(move || {
+            for sender in senders.iter().rev() {
+                for _ in 0..3 {
+                    let token = GeneratedToken {
+                        id: 1,
+                        logprob: None,
+                        top: Vec::new(),
+                    };
+                    // Fails only where the reader has given up, which is what the test is about.
+                    let _ = sender.blocking_send(Event::Token(token));
+                }
+                let _ = sender.blocking_send(Event::Finished(FinishReason::Length));
+            }
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build()
+            .unwrap();
+        let gathered = runtime.block_on(async {
+            let bound = Duration::from_secs(60);
+            tokio::time::timeout(bound, gather(&mut sequences)).await
+        });
+        drop(sequences);
+        producer.join().unwrap();
+        let wholes = gathered.expect("nobody waits for the other").ok().unwrap();
+        for whole in wholes {
+            assert_eq!(whole.text, "aaa");
+            assert_eq!(whole.finish, Some(FinishReason::Length));
+        }
     }
 }

@@ -7,14 +7,16 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
-use strata::config::{Config, DeviceSetting, ExecutorSetting, ReaderSetting, budgets};
-use strata::config::{format_bytes, free_host_memory, machine_memory_bytes};
+use strata::config::{
+    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets, format_bytes,
+    free_host_memory, machine_memory_bytes,
+};
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
 use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
 use strata::model::{self, LoadedModel, Model, PlannedModel};
-use strata::placement::{DeviceKind, ExecutorChoice, Plan, PlanRequest, Rates, Tier};
+use strata::placement::{DeviceKind, ExecutorChoice, KvType, Plan, PlanRequest, Rates, Tier};
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::weights::{Lookahead, WeightsSettings};
 
@@ -175,6 +177,10 @@ pub(super) fn plan_request(
         host_budget: budgets.host,
         context: config.context_for(hyperparameters.context_length),
         parallel: config.parallel,
+        kv_type: match config.kv_type {
+            KvTypeSetting::F16 => KvType::F16,
+            KvTypeSetting::F32 => KvType::F32,
+        },
         step_width: config.step_width,
         read_alignment: 4096,
         slice_bytes: config.slice,

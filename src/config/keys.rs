@@ -1,8 +1,8 @@
 //! Every key, once: flag `--key`, `key = ...` in the file, `STRATA_KEY` in the environment.
 
 use super::{
-    Config, DeviceSetting, ExecutorSetting, LogLevel, MemorySetting, ReaderSetting, Secret,
-    parse_rate, parse_size,
+    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, LogLevel, MemorySetting, ReaderSetting,
+    Secret, parse_rate, parse_size,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -142,6 +142,21 @@ pub const KEYS: &[Key] = &[
         help: "Sequences computed at once; the KV cache is made for context * parallel tokens",
         set: |config, text| {
             config.parallel = integer(text, 1, 1024)?;
+            Ok(())
+        },
+    },
+    Key {
+        name: "kv-type",
+        value: "f16|f32",
+        default: Some("f16"),
+        server_only: false,
+        help: "What keys and values are stored as; f32 takes twice the memory",
+        set: |config, text| {
+            config.kv_type = match text {
+                "f16" => KvTypeSetting::F16,
+                "f32" => KvTypeSetting::F32,
+                _ => return Err(not_one_of(text, "f16 or f32")),
+            };
             Ok(())
         },
     },

@@ -12,7 +12,8 @@ mod sources;
 
 pub use keys::{KEYS, Key};
 pub use memory::{
-    Budgets, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError, budgets, free_host_memory, machine_memory_bytes,
+    Budgets, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError, budgets, free_host_memory,
+    machine_memory_bytes,
 };
 pub use size::{format_bytes, parse_rate, parse_size};
 pub use sources::{ConfigError, Sources};
@@ -43,6 +44,13 @@ pub enum ReaderSetting {
     Auto,
     IoUring,
     Pread,
+}
+
+/// What the KV cache is stored as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KvTypeSetting {
+    F16,
+    F32,
 }
 
 /// Who multiplies by groups that do not rest on the device.
@@ -110,6 +118,7 @@ pub struct Config {
     /// `None`: the smaller of the model's and `CONTEXT_AUTO`.
     pub context: Option<u32>,
     pub parallel: u32,
+    pub kv_type: KvTypeSetting,
     pub reader: ReaderSetting,
     /// `None`: one per core that this process may use.
     pub threads: Option<usize>,
@@ -142,6 +151,7 @@ impl Default for Config {
             link_rate: 4e9,
             context: None,
             parallel: 4,
+            kv_type: KvTypeSetting::F16,
             reader: ReaderSetting::Auto,
             threads: None,
             slice: None,

@@ -3,13 +3,14 @@
 //! Each row is quantised on its own, so a token's result does not depend on its company. The 8-bit form of a block is
 //! d = largest magnitude / 127 and q = x * (1 / d) rounded to nearest, ties to even; a block whose d would be
 //! subnormal counts as zero. All in f32, one definition for every instruction set.
+#![expect(unsafe_code, reason = "several threads write to one buffer")]
 
 use std::sync::OnceLock;
 
 use crate::gguf::TensorType;
 
-use super::blocks::{Storage, storage};
 use super::ComputePool;
+use super::blocks::{Storage, storage};
 use super::simd::{self, Lanes};
 
 /// `width` rows of `columns` elements. The 8-bit forms are made when a product first needs them and kept, so that
@@ -110,10 +111,6 @@ impl<'a> Activations<'a> {
         &self.values[t * self.columns..(t + 1) * self.columns]
     }
 
-    pub(super) fn values(&self) -> &[f32] {
-        self.values
-    }
-
     pub(super) fn blocks32(&self) -> &Quantised {
         self.blocks32.get().expect("activations were prepared")
     }
@@ -159,7 +156,6 @@ impl<'a> Activations<'a> {
             for t in first..(first + rows_per_chunk).min(self.width) {
                 // SAFETY: the vectors hold `width` rows of these lengths and outlive the run; each row is written by
                 // the one chunk that contains it.
-                #[expect(unsafe_code, reason = "rows are written by several threads")]
                 let mut out = unsafe {
                     let at = t * blocks_stride;
                     RowMut {
@@ -186,12 +182,10 @@ struct Rows {
 }
 
 // SAFETY: the pointers are used for disjoint rows only.
-#[expect(unsafe_code, reason = "rows are written by several threads")]
 unsafe impl Sync for Rows {}
 
 /// # Safety
 /// `at..at + len` lies inside the allocation and no other reference to it exists.
-#[expect(unsafe_code, reason = "rows are written by several threads")]
 unsafe fn slice<'a, T>(start: *mut T, at: usize, len: usize) -> &'a mut [T] {
     // SAFETY: the caller's contract.
     unsafe { std::slice::from_raw_parts_mut(start.add(at), len) }

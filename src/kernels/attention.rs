@@ -1,6 +1,6 @@
 //! Attention over the pages of the KV cache.
 //!
-//! A page holds `PAGE_TOKENS` positions of one layer, f16: for each KV head the keys, one element of all positions after
+//! A page holds `PAGE_TOKENS` positions of one layer, in f16 or f32: for each KV head the keys, one element of all positions after
 //! another, [kv_heads][key_length][PAGE_TOKENS]; then for each KV head the values, one position after another,
 //! [kv_heads][PAGE_TOKENS][value_length]. With keys laid out like this the scores of all positions of a page are made
 //! side by side, with no sum across lanes.
@@ -10,6 +10,10 @@
 //! maximum, e^(score - maximum so far), the sum of these over positions i and i + 16, then as lanes are summed; sums so
 //! far are scaled when the maximum grows; then the page's values are added one position after another. Nothing depends
 //! on other tokens, so neither company nor chunking changes a result.
+#![expect(
+    clippy::needless_range_loop,
+    reason = "an index keeps several arrays in step"
+)]
 
 use std::sync::Mutex;
 
@@ -38,15 +42,84 @@ impl AttentionShape {
         self.kv_heads * PAGE_TOKENS * (self.key_length + self.value_length)
     }
 
-    fn keys<'a>(&self, page: &'a [u16], kv_head: usize) -> &'a [u16] {
+    fn keys<'a, E>(&self, page: &'a [E], kv_head: usize) -> &'a [E] {
         let size = self.key_length * PAGE_TOKENS;
         &page[kv_head * size..(kv_head + 1) * size]
     }
 
-    fn values<'a>(&self, page: &'a [u16], kv_head: usize) -> &'a [u16] {
+    fn values<'a, E>(&self, page: &'a [E], kv_head: usize) -> &'a [E] {
         let size = self.value_length * PAGE_TOKENS;
         let start = self.kv_heads * self.key_length * PAGE_TOKENS + kv_head * size;
         &page[start..start + size]
+    }
+}
+
+/// One layer's part of a page, at the precision that it is stored in.
+#[derive(Clone, Copy, Debug)]
+pub enum PageView<'a> {
+    /// Bits of f16.
+    F16(&'a [u16]),
+    F32(&'a [f32]),
+}
+
+impl PageView<'_> {
+    /// Elements.
+    fn len(self) -> usize {
+        match self {
+            PageView::F16(page) => page.len(),
+            PageView::F32(page) => page.len(),
+        }
+    }
+}
+
+/// The same, to be written.
+#[derive(Debug)]
+pub enum PageViewMut<'a> {
+    F16(&'a mut [u16]),
+    F32(&'a mut [f32]),
+}
+
+/// What a page is made of. The same arithmetic serves both: elements become f32 when they are loaded.
+trait Element: Copy + Default {
+    fn of(value: f32) -> Self;
+    fn load<L: Lanes>(from: &[Self; 16]) -> L;
+    /// `None` where the page is made of other elements.
+    fn view(page: PageView<'_>) -> Option<&[Self]>;
+}
+
+impl Element for u16 {
+    fn of(value: f32) -> u16 {
+        f32_to_f16(value)
+    }
+
+    #[inline(always)]
+    fn load<L: Lanes>(from: &[u16; 16]) -> L {
+        L::load_f16(from)
+    }
+
+    fn view(page: PageView<'_>) -> Option<&[u16]> {
+        match page {
+            PageView::F16(page) => Some(page),
+            PageView::F32(_) => None,
+        }
+    }
+}
+
+impl Element for f32 {
+    fn of(value: f32) -> f32 {
+        value
+    }
+
+    #[inline(always)]
+    fn load<L: Lanes>(from: &[f32; 16]) -> L {
+        L::load(from)
+    }
+
+    fn view(page: PageView<'_>) -> Option<&[f32]> {
+        match page {
+            PageView::F32(page) => Some(page),
+            PageView::F16(_) => None,
+        }
     }
 }
 
@@ -54,7 +127,7 @@ impl AttentionShape {
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionToken<'a> {
     /// At least `position / PAGE_TOKENS + 1` pages of this layer.
-    pub pages: &'a [&'a [u16]],
+    pub pages: &'a [PageView<'a>],
     pub position: u32,
 }
 
@@ -63,20 +136,47 @@ pub struct AttentionToken<'a> {
 ///
 /// # Panics
 /// When shapes do not agree.
-pub fn store_kv(shape: &AttentionShape, page: &mut [u16], slot: usize, key: &[f32], value: &[f32]) {
+pub fn store_kv(
+    shape: &AttentionShape,
+    page: PageViewMut<'_>,
+    slot: usize,
+    key: &[f32],
+    value: &[f32],
+) {
+    match page {
+        PageViewMut::F16(page) => store(shape, page, slot, key, value),
+        PageViewMut::F32(page) => store(shape, page, slot, key, value),
+    }
+}
+
+fn store<E: Element>(
+    shape: &AttentionShape,
+    page: &mut [E],
+    slot: usize,
+    key: &[f32],
+    value: &[f32],
+) {
     assert!(slot < PAGE_TOKENS, "slot {slot}");
     assert_eq!(page.len(), shape.page_elements(), "elements of a page");
-    assert_eq!(key.len(), shape.kv_heads * shape.key_length, "elements of a key");
-    assert_eq!(value.len(), shape.kv_heads * shape.value_length, "elements of a value");
+    assert_eq!(
+        key.len(),
+        shape.kv_heads * shape.key_length,
+        "elements of a key"
+    );
+    assert_eq!(
+        value.len(),
+        shape.kv_heads * shape.value_length,
+        "elements of a value"
+    );
     let (keys, values) = page.split_at_mut(shape.kv_heads * shape.key_length * PAGE_TOKENS);
     for (column, element) in keys.as_chunks_mut::<PAGE_TOKENS>().0.iter_mut().zip(key) {
-        column[slot] = f32_to_f16(*element);
+        column[slot] = E::of(*element);
     }
     let heads = values.chunks_exact_mut(shape.value_length * PAGE_TOKENS);
     for (head, value) in heads.zip(value.chunks_exact(shape.value_length)) {
         let row = &mut head[slot * shape.value_length..(slot + 1) * shape.value_length];
         for (to, element) in row.iter_mut().zip(value) {
-            *to = f32_to_f16(*element);
+            *to = E::of(*element);
         }
     }
 }
@@ -96,8 +196,16 @@ pub fn attention(
 ) {
     let width = tokens.len();
     assert!(shape.heads.is_multiple_of(shape.kv_heads), "{shape:?}");
-    assert_eq!(queries.len(), width * shape.heads * shape.key_length, "{width} queries");
-    assert_eq!(out.len(), width * shape.heads * shape.value_length, "{width} outputs");
+    assert_eq!(
+        queries.len(),
+        width * shape.heads * shape.key_length,
+        "{width} queries"
+    );
+    assert_eq!(
+        out.len(),
+        width * shape.heads * shape.value_length,
+        "{width} outputs"
+    );
     for token in tokens {
         let needed = token.position as usize / PAGE_TOKENS + 1;
         assert!(
@@ -114,6 +222,9 @@ pub fn attention(
         return;
     }
     let set = pool.instruction_set();
+    let in_f32 = tokens
+        .iter()
+        .any(|token| matches!(token.pages, [PageView::F32(_), ..]));
     let group = shape.heads / shape.kv_heads;
     // One item for each token and KV head. The lock of an item is taken once, by the thread that has it.
     let items: Vec<_> = out
@@ -133,7 +244,10 @@ pub fn attention(
             token: tokens[t],
             kv_head,
         };
-        attend(set, &task, queries, &mut out);
+        match in_f32 {
+            true => attend_f32(set, &task, queries, &mut out),
+            false => attend_f16(set, &task, queries, &mut out),
+        }
     });
 }
 
@@ -146,11 +260,25 @@ struct Task<'a> {
 }
 
 simd::vectorised! {
-    fn attend(task: &Task<'_>, queries: &[f32], out: &mut [f32]) => attend_on
+    fn attend_f16(task: &Task<'_>, queries: &[f32], out: &mut [f32]) => attend_f16_on
+}
+
+simd::vectorised! {
+    fn attend_f32(task: &Task<'_>, queries: &[f32], out: &mut [f32]) => attend_f32_on
 }
 
 #[inline(always)]
-fn attend_on<L: Lanes>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
+fn attend_f16_on<L: Lanes>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
+    attend_on::<L, u16>(task, queries, out);
+}
+
+#[inline(always)]
+fn attend_f32_on<L: Lanes>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
+    attend_on::<L, f32>(task, queries, out);
+}
+
+#[inline(always)]
+fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
     let mut queries = queries;
     let mut out = out;
     let (key_length, value_length) = (task.shape.key_length, task.shape.value_length);
@@ -160,17 +288,21 @@ fn attend_on<L: Lanes>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
         let (these_queries, more_queries) = queries.split_at(heads * key_length);
         let (these_out, more_out) = out.split_at_mut(heads * value_length);
         match heads {
-            4 => attend_heads::<L, 4>(task, these_queries, these_out),
-            3 => attend_heads::<L, 3>(task, these_queries, these_out),
-            2 => attend_heads::<L, 2>(task, these_queries, these_out),
-            _ => attend_heads::<L, 1>(task, these_queries, these_out),
+            4 => attend_heads::<L, E, 4>(task, these_queries, these_out),
+            3 => attend_heads::<L, E, 3>(task, these_queries, these_out),
+            2 => attend_heads::<L, E, 2>(task, these_queries, these_out),
+            _ => attend_heads::<L, E, 1>(task, these_queries, these_out),
         }
         (queries, out) = (more_queries, more_out);
     }
 }
 
 #[inline(always)]
-fn attend_heads<L: Lanes, const H: usize>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
+fn attend_heads<L: Lanes, E: Element, const H: usize>(
+    task: &Task<'_>,
+    queries: &[f32],
+    out: &mut [f32],
+) {
     let (key_length, value_length) = (task.shape.key_length, task.shape.value_length);
     // One key element of all heads after another, scaled.
     let queries: Vec<[f32; H]> = (0..key_length)
@@ -188,7 +320,10 @@ fn attend_heads<L: Lanes, const H: usize>(task: &Task<'_>, queries: &[f32], out:
         }
         let count = remaining.min(PAGE_TOKENS);
         remaining -= count;
-        let scores = scores::<L, H>(&queries, task.shape.keys(page, task.kv_head));
+        let Some(page) = E::view(*page) else {
+            unreachable!("the pages of a step are of one precision");
+        };
+        let scores = scores::<L, E, H>(&queries, task.shape.keys(page, task.kv_head));
         let mut weights = [[0.0f32; PAGE_TOKENS]; H];
         let mut decay = [0.0f32; H];
         for h in 0..H {
@@ -198,7 +333,11 @@ fn attend_heads<L: Lanes, const H: usize>(task: &Task<'_>, queries: &[f32], out:
                 high = high.first(count.saturating_sub(16), f32::NEG_INFINITY);
             }
             let page_largest = low.max(high).largest();
-            let now = if page_largest > largest[h] { page_largest } else { largest[h] };
+            let now = if page_largest > largest[h] {
+                page_largest
+            } else {
+                largest[h]
+            };
             decay[h] = exp_of::<L>(largest[h] - now);
             largest[h] = now;
             let low = simd::exp(low.sub(L::splat(now)));
@@ -214,7 +353,7 @@ fn attend_heads<L: Lanes, const H: usize>(task: &Task<'_>, queries: &[f32], out:
             }
         }
         let values = task.shape.values(page, task.kv_head);
-        add_values::<L, H>(&mut sums, values, value_length, &weights, &decay, count);
+        add_values::<L, E, H>(&mut sums, values, value_length, &weights, &decay, count);
     }
     for (h, out) in out.chunks_exact_mut(value_length).enumerate() {
         for (i, out) in out.iter_mut().enumerate() {
@@ -232,7 +371,7 @@ fn exp_of<L: Lanes>(x: f32) -> f32 {
 
 /// The scores of a page's 32 positions, as two vectors for each head.
 #[inline(always)]
-fn scores<L: Lanes, const H: usize>(queries: &[[f32; H]], keys: &[u16]) -> [[L; 2]; H] {
+fn scores<L: Lanes, E: Element, const H: usize>(queries: &[[f32; H]], keys: &[E]) -> [[L; 2]; H] {
     let zero = L::splat(0.0);
     let mut even = [[zero; 2]; H];
     let mut odd = [[zero; 2]; H];
@@ -246,17 +385,21 @@ fn scores<L: Lanes, const H: usize>(queries: &[[f32; H]], keys: &[u16]) -> [[L; 
     if let ([column], [query]) = (last_column, last_query) {
         add_products(&mut even, column, query);
     }
-    std::array::from_fn(|h| std::array::from_fn(|half| even[h][half].add(odd[h][half])))
+    for h in 0..H {
+        even[h][0] = even[h][0].add(odd[h][0]);
+        even[h][1] = even[h][1].add(odd[h][1]);
+    }
+    even
 }
 
 #[inline(always)]
-fn add_products<L: Lanes, const H: usize>(
+fn add_products<L: Lanes, E: Element, const H: usize>(
     sums: &mut [[L; 2]; H],
-    column: &[u16; PAGE_TOKENS],
+    column: &[E; PAGE_TOKENS],
     query: &[f32; H],
 ) {
     let halves = column.as_chunks::<16>().0;
-    let keys = [L::load_f16(&halves[0]), L::load_f16(&halves[1])];
+    let keys: [L; 2] = [E::load(&halves[0]), E::load(&halves[1])];
     for (sums, query) in sums.iter_mut().zip(query) {
         let query = L::splat(*query);
         sums[0] = keys[0].mul_add(query, sums[0]);
@@ -266,9 +409,9 @@ fn add_products<L: Lanes, const H: usize>(
 
 /// sums = sums * decay + the page's values by their weights, one position after another.
 #[inline(always)]
-fn add_values<L: Lanes, const H: usize>(
+fn add_values<L: Lanes, E: Element, const H: usize>(
     sums: &mut [[[f32; 16]; H]],
-    values: &[u16],
+    values: &[E],
     value_length: usize,
     weights: &[[f32; PAGE_TOKENS]; H],
     decay: &[f32; H],
@@ -278,13 +421,17 @@ fn add_values<L: Lanes, const H: usize>(
     let (pairs, single) = sums[..whole].as_chunks_mut::<2>();
     // Two vectors at once: enough independent chains to keep the multipliers busy.
     for (index, pair) in pairs.iter_mut().enumerate() {
-        let mut lanes: [[L; H]; 2] = std::array::from_fn(|i| {
-            std::array::from_fn(|h| L::load(&pair[i][h]).mul(L::splat(decay[h])))
-        });
+        // No closures around lanes: they would not be compiled for the instruction set.
+        let mut lanes = [[L::splat(0.0); H]; 2];
+        for i in 0..2 {
+            for h in 0..H {
+                lanes[i][h] = L::load(&pair[i][h]).mul(L::splat(decay[h]));
+            }
+        }
         for j in 0..count {
             let start = j * value_length + 32 * index;
             let row = values[start..start + 32].as_chunks::<16>().0;
-            let row = [L::load_f16(&row[0]), L::load_f16(&row[1])];
+            let row: [L; 2] = [E::load(&row[0]), E::load(&row[1])];
             for h in 0..H {
                 let weight = L::splat(weights[h][j]);
                 lanes[0][h] = row[0].mul_add(weight, lanes[0][h]);
@@ -300,14 +447,20 @@ fn add_values<L: Lanes, const H: usize>(
     let odd = 16 * (whole - single.len());
     let rest = value_length - 16 * whole;
     let tail = sums[whole - whole % 2..].iter_mut();
-    for (sums, (start, len)) in tail.zip([(odd, 16), (16 * whole, rest)].into_iter().skip(1 - whole % 2)) {
-        let mut lanes: [L; H] =
-            std::array::from_fn(|h| L::load(&sums[h]).mul(L::splat(decay[h])));
+    for (sums, (start, len)) in tail.zip(
+        [(odd, 16), (16 * whole, rest)]
+            .into_iter()
+            .skip(1 - whole % 2),
+    ) {
+        let mut lanes = [L::splat(0.0); H];
+        for h in 0..H {
+            lanes[h] = L::load(&sums[h]).mul(L::splat(decay[h]));
+        }
         for j in 0..count {
-            let mut row = [0u16; 16];
+            let mut row = [E::default(); 16];
             let from = j * value_length + start;
             row[..len].copy_from_slice(&values[from..from + len]);
-            let row = L::load_f16(&row);
+            let row: L = E::load(&row);
             for h in 0..H {
                 lanes[h] = row.mul_add(L::splat(weights[h][j]), lanes[h]);
             }
@@ -317,3 +470,6 @@ fn add_values<L: Lanes, const H: usize>(
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

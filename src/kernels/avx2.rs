@@ -51,8 +51,7 @@ pub(super) fn rows_of_blocks256(
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    for r in 0..weight.rows {
-        let row = weight.row(r);
+    for (r, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -68,8 +67,7 @@ fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows256<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    for r in 0..weight.rows {
-        let row = weight.row(r);
+    for (r, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -103,12 +101,12 @@ fn tokens32<const F: u8, const N: usize>(
     let mut groups = row.chunks_exact(8 * block_bytes);
     let mut first = 0;
     for group in &mut groups {
-        group32::<F, N>(group, 8, first, &tokens, &mut partial);
+        group32::<F, N, true>(group, 8, first, &tokens, &mut partial);
         first += 8;
     }
     let rest = groups.remainder();
     if !rest.is_empty() {
-        group32::<F, N>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
+        group32::<F, N, false>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
     }
     for (n, partial) in partial.into_iter().enumerate() {
         // SAFETY: r and t + n are in range.
@@ -119,7 +117,7 @@ fn tokens32<const F: u8, const N: usize>(
 /// Adds `count` blocks (all eight, or the last of a row), the first of which has index `first`.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn group32<const F: u8, const N: usize>(
+fn group32<const F: u8, const N: usize, const FULL: bool>(
     group: &[u8],
     count: usize,
     first: usize,
@@ -128,6 +126,8 @@ fn group32<const F: u8, const N: usize>(
 ) {
     let format = Format32::from_index(F);
     let block_bytes = format.block_bytes();
+    // The compiler has to know, and to find one call of each: it inlines the function only then.
+    let count = if FULL { 8 } else { count };
     let mut values = [_mm256_setzero_si256(); 8];
     let mut scales = [0u16; 8];
     let mut minimums = [0u16; 8];
@@ -338,9 +338,8 @@ pub(super) fn scales256<const F: u8>(block: &[u8]) -> (__m256i, __m256i) {
         // SAFETY: the slice holds 16 bytes.
         unsafe { _mm_loadu_si128(bytes.cast()) }
     };
-    let word = |at: usize| {
-        u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
-    };
+    let word =
+        |at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
     match Format256::from_index(F) {
         Format256::Q2K => {
             let bytes = load(0);
@@ -399,7 +398,10 @@ pub(super) fn heads256<const F: u8>(block: &[u8]) -> [u16; 2] {
 pub(super) fn heads_to_floats(heads: [[u16; 2]; 4]) -> (__m128, __m128) {
     let halves: [u16; 8] = std::array::from_fn(|i| heads[i % 4][i / 4]);
     let floats = halves_to_floats(&halves);
-    (_mm256_castps256_ps128(floats), _mm256_extractf128_ps::<1>(floats))
+    (
+        _mm256_castps256_ps128(floats),
+        _mm256_extractf128_ps::<1>(floats),
+    )
 }
 
 /// 16-bit lane 2 v of `scales` in the lower eight lanes, lane 2 v + 1 in the upper eight.
@@ -411,7 +413,10 @@ fn broadcast_pair(scales: __m256i, v: usize) -> __m256i {
     } else {
         _mm256_permute2x128_si256::<0x11>(scales, scales)
     };
-    let bytes = (0x0100 + 0x0202 * (2 * (v % 4)) as i16, 0x0100 + 0x0202 * (2 * (v % 4) + 1) as i16);
+    let bytes = (
+        0x0100 + 0x0202 * (2 * (v % 4)) as i16,
+        0x0100 + 0x0202 * (2 * (v % 4) + 1) as i16,
+    );
     let lower = _mm_set1_epi16(bytes.0);
     let upper = _mm_set1_epi16(bytes.1);
     _mm256_shuffle_epi8(half, _mm256_set_m128i(upper, lower))
@@ -441,7 +446,10 @@ fn sums_of_eight(v: [__m256i; 8]) -> __m256i {
 #[inline]
 pub(super) fn sums_of_four(v: [__m256i; 4]) -> __m128i {
     let both = transpose_add(v);
-    _mm_add_epi32(_mm256_castsi256_si128(both), _mm256_extracti128_si256::<1>(both))
+    _mm_add_epi32(
+        _mm256_castsi256_si128(both),
+        _mm256_extracti128_si256::<1>(both),
+    )
 }
 
 /// Lane i of each half is the sum of that half of vector i.
@@ -457,7 +465,10 @@ fn transpose_add(v: [__m256i; 4]) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(super) fn sum_of_eight(partial: __m256) -> f32 {
-    let four = _mm_add_ps(_mm256_castps256_ps128(partial), _mm256_extractf128_ps::<1>(partial));
+    let four = _mm_add_ps(
+        _mm256_castps256_ps128(partial),
+        _mm256_extractf128_ps::<1>(partial),
+    );
     let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
 }

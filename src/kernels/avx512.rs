@@ -56,8 +56,8 @@ pub(super) fn rows_of_blocks256(
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
     let done = avx512_wide::rows32::<F>(weight, x, out);
-    for r in done..weight.rows {
-        let row = weight.row(r);
+    let rows = weight.bytes.chunks_exact(weight.row_bytes());
+    for (r, row) in rows.enumerate().skip(done) {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -74,8 +74,8 @@ fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 fn rows256<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
     let done = avx512_wide::rows256::<F>(weight, x, out);
-    for r in done..weight.rows {
-        let row = weight.row(r);
+    let rows = weight.bytes.chunks_exact(weight.row_bytes());
+    for (r, row) in rows.enumerate().skip(done) {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -108,12 +108,12 @@ fn tokens32<const F: u8, const N: usize>(
     let mut groups = row.chunks_exact(8 * block_bytes);
     let mut first = 0;
     for group in &mut groups {
-        group32::<F, N>(group, 8, first, &tokens, &mut partial);
+        group32::<F, N, true>(group, 8, first, &tokens, &mut partial);
         first += 8;
     }
     let rest = groups.remainder();
     if !rest.is_empty() {
-        group32::<F, N>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
+        group32::<F, N, false>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
     }
     for (n, partial) in partial.into_iter().enumerate() {
         // SAFETY: r and t + n are in range.
@@ -124,7 +124,7 @@ fn tokens32<const F: u8, const N: usize>(
 /// Adds `count` blocks (all eight, or the last of a row), the first of which has index `first`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline]
-fn group32<const F: u8, const N: usize>(
+fn group32<const F: u8, const N: usize, const FULL: bool>(
     group: &[u8],
     count: usize,
     first: usize,
@@ -133,6 +133,8 @@ fn group32<const F: u8, const N: usize>(
 ) {
     let format = Format32::from_index(F);
     let block_bytes = format.block_bytes();
+    // The compiler has to know, and to find one call of each: it inlines the function only then.
+    let count = if FULL { 8 } else { count };
     assert_eq!(group.len(), count * block_bytes);
     prefetch(group.as_ptr(), 8 * block_bytes);
     let mut values = [_mm512_setzero_si512(); 4];
@@ -215,7 +217,10 @@ pub(super) fn values_of_two<const F: u8>(blocks: &[u8], count: usize) -> __m512i
     let quants = (block_bytes - 16) as i64;
     let ascending = |from: i64| {
         let bytes: i64 = 0x0706_0504_0302_0100;
-        (bytes + from * 0x0101_0101_0101_0101, bytes + (from + 8) * 0x0101_0101_0101_0101)
+        (
+            bytes + from * 0x0101_0101_0101_0101,
+            bytes + (from + 8) * 0x0101_0101_0101_0101,
+        )
     };
     let (a, b) = ascending(quants);
     let (c, d) = ascending(quants + block_bytes as i64);
@@ -228,9 +233,14 @@ pub(super) fn values_of_two<const F: u8>(blocks: &[u8], count: usize) -> __m512i
     }
     let bits = |block: usize| {
         let at = block * block_bytes + block_bytes - 20;
-        u64::from(u32::from_le_bytes([blocks[at], blocks[at + 1], blocks[at + 2], blocks[at + 3]]))
+        let bits = blocks[at..].first_chunk::<4>();
+        bits.map_or(0, |bits| u64::from(u32::from_le_bytes(*bits)))
     };
-    let fifth = if count == 2 { bits(0) | (bits(1) << 32) } else { bits(0) };
+    let fifth = if count == 2 {
+        bits(0) | (bits(1) << 32)
+    } else {
+        bits(0)
+    };
     _mm512_mask_add_epi8(nibbles, fifth, nibbles, _mm512_set1_epi8(16))
 }
 
@@ -270,12 +280,12 @@ fn tokens256<const F: u8, const N: usize>(
     let mut groups = row.chunks_exact(4 * block_bytes);
     let mut first = 0;
     for group in &mut groups {
-        group256::<F, N>(group, 4, first, &tokens, &mut partial);
+        group256::<F, N, true>(group, 4, first, &tokens, &mut partial);
         first += 4;
     }
     let rest = groups.remainder();
     if !rest.is_empty() {
-        group256::<F, N>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
+        group256::<F, N, false>(rest, rest.len() / block_bytes, first, &tokens, &mut partial);
     }
     for (n, partial) in partial.into_iter().enumerate() {
         // SAFETY: r and t + n are in range.
@@ -286,7 +296,7 @@ fn tokens256<const F: u8, const N: usize>(
 /// Adds `count` blocks (all four, or the last of a row), the first of which has index `first`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline]
-fn group256<const F: u8, const N: usize>(
+fn group256<const F: u8, const N: usize, const FULL: bool>(
     group: &[u8],
     count: usize,
     first: usize,
@@ -295,6 +305,8 @@ fn group256<const F: u8, const N: usize>(
 ) {
     let format = Format256::from_index(F);
     let block_bytes = format.block_bytes();
+    // The compiler has to know, and to find one call of each: it inlines the function only then.
+    let count = if FULL { 4 } else { count };
     assert_eq!(group.len(), count * block_bytes);
     let mut sums = [[_mm256_setzero_si256(); 4]; N];
     let mut minimum_sums = [[_mm256_setzero_si256(); 4]; N];
@@ -407,11 +419,17 @@ pub(super) fn values256<const F: u8>(block: &[u8]) -> [__m512i; 4] {
         *values = match Format256::from_index(F) {
             Format256::Q2K => {
                 let by = 4 * odd as i64;
-                mask(_mm512_srlv_epi64(twice(16 + 32 * half), shifts(by, by + 2)), 3)
+                mask(
+                    _mm512_srlv_epi64(twice(16 + 32 * half), shifts(by, by + 2)),
+                    3,
+                )
             }
             Format256::Q3K => {
                 let by = 4 * odd as i64;
-                let low = mask(_mm512_srlv_epi64(twice(32 + 32 * half), shifts(by, by + 2)), 3);
+                let low = mask(
+                    _mm512_srlv_epi64(twice(32 + 32 * half), shifts(by, by + 2)),
+                    3,
+                );
                 _mm512_mask_add_epi8(low, bit(twice(0), v), low, _mm512_set1_epi8(4))
             }
             Format256::Q4K => mask(_mm512_srlv_epi64(twice(16 + 32 * v), shifts(0, 4)), 15),
@@ -425,7 +443,10 @@ pub(super) fn values256<const F: u8>(block: &[u8]) -> [__m512i; 4] {
                 let (low, high) = if odd == 0 {
                     (low, _mm512_sllv_epi64(high, shifts(4, 2)))
                 } else {
-                    (_mm512_srli_epi16::<4>(low), _mm512_srlv_epi64(high, shifts(0, 2)))
+                    (
+                        _mm512_srli_epi16::<4>(low),
+                        _mm512_srlv_epi64(high, shifts(0, 2)),
+                    )
                 };
                 _mm512_or_si512(mask(low, 15), mask(high, 0x30))
             }

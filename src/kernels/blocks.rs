@@ -372,3 +372,6 @@ fn two_bits(bytes: &[u8], values: &mut [u8; 256]) {
 fn f16_at(bytes: &[u8], at: usize) -> f32 {
     f16_to_f32(u16::from_le_bytes([bytes[at], bytes[at + 1]]))
 }
+
+#[cfg(test)]
+mod tests;

@@ -75,10 +75,17 @@ mod tests {
             let expected = gate / (1.0 + (-gate).exp()) * f64::from(*up);
             assert!((f64::from(*ours) - expected).abs() <= 1e-6 * expected.abs() + 1e-12);
         }
-        for set in InstructionSet::ALL.into_iter().filter(|set| set.is_available()) {
+        for set in InstructionSet::ALL
+            .into_iter()
+            .filter(|set| set.is_available())
+        {
             for threads in [1, 3] {
                 let mut ours = gate.clone();
-                silu_mul(&ComputePool::with_instruction_set(threads, set), &mut ours, &up);
+                silu_mul(
+                    &ComputePool::with_instruction_set(threads, set),
+                    &mut ours,
+                    &up,
+                );
                 assert_eq!(ours, reference, "{set}, {threads} threads");
             }
         }

@@ -7,7 +7,11 @@ pub(super) fn f16_to_f32(half: u16) -> f32 {
     let magnitude = u32::from(half & 0x7fff) << 13;
     // Shifted into place the exponent is 112 too small; the product also makes subnormals normal.
     let scaled = f32::from_bits(magnitude) * f32::from_bits(0x7780_0000);
-    let special = if half & 0x7c00 == 0x7c00 { 0x7f80_0000 } else { 0 };
+    let special = if half & 0x7c00 == 0x7c00 {
+        0x7f80_0000
+    } else {
+        0
+    };
     f32::from_bits(scaled.to_bits() | special | sign)
 }
 

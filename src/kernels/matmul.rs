@@ -1,4 +1,5 @@
 //! Products of a weight matrix with activations: shapes, bounds, and how the rows are shared between threads.
+#![expect(unsafe_code, reason = "several threads write to one buffer")]
 
 use crate::gguf::TensorType;
 
@@ -148,7 +149,12 @@ pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Produ
         let (task, rows) = &chunks[index];
         let (weight, out) = &tasks[*task];
         let first_row = rows.start;
-        multiply_rows(set, &weight.slice(rows.clone()), x, out.from_row(first_row));
+        multiply_rows(
+            set,
+            &weight.slice(rows.clone()),
+            x,
+            out.starting_at(first_row),
+        );
     });
 }
 
@@ -170,14 +176,12 @@ pub(super) struct Output {
 
 // SAFETY: the address range is borrowed exclusively by `matmul_all` for the whole run, and each of its elements is
 // written by the one chunk that has its row.
-#[expect(unsafe_code, reason = "several threads write to one buffer")]
 unsafe impl Sync for Output {}
 // SAFETY: as above.
-#[expect(unsafe_code, reason = "several threads write to one buffer")]
 unsafe impl Send for Output {}
 
 impl Output {
-    fn from_row(self, row: usize) -> Output {
+    fn starting_at(self, row: usize) -> Output {
         Output {
             start: self.start.wrapping_add(row),
             stride: self.stride,
@@ -189,7 +193,6 @@ impl Output {
     /// # Safety
     /// `t` is below the input's width and `row` is one of the rows at hand.
     #[inline(always)]
-    #[expect(unsafe_code, reason = "several threads write to one buffer")]
     pub(super) unsafe fn set(self, t: usize, row: usize, value: f32) {
         // SAFETY: `matmul_all` checked that every row and token at hand lies inside the buffer, and gave these rows
         // to this thread alone.

@@ -41,7 +41,9 @@ mod rope;
 mod simd;
 
 pub use activations::Activations;
-pub use attention::{AttentionShape, AttentionToken, PAGE_TOKENS, attention, store_kv};
+pub use attention::{
+    AttentionShape, AttentionToken, PAGE_TOKENS, PageView, PageViewMut, attention, store_kv,
+};
 pub use blocks::dequantise_row;
 pub use elementwise::silu_mul;
 pub use instruction_set::InstructionSet;

@@ -8,6 +8,10 @@
 //! publishes a new ticket. Whoever lowers `chunks left` from a positive number by compare-exchange owns that chunk,
 //! and only an owner reads the slot; `run` returns (and the slot changes) only after every owned chunk is counted in
 //! `finished`. So a worker that wakes late finds no chunk left and never touches a job that is over.
+#![expect(
+    unsafe_code,
+    reason = "a job borrows from its caller while other threads execute it"
+)]
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -64,10 +68,8 @@ struct Shared {
 
 // SAFETY: `job` is written only by the caller that holds `ComputePool::turn`, while no chunk is owned, and read only
 // by owners of a chunk (see the protocol above); the function it points to is Sync and outlives the run.
-#[expect(unsafe_code, reason = "the job slot is shared under the ticket protocol")]
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the raw pointer is not tied to a thread.
-#[expect(unsafe_code, reason = "the job slot is shared under the ticket protocol")]
 unsafe impl Send for Shared {}
 
 impl ComputePool {
@@ -104,7 +106,11 @@ impl ComputePool {
             done: Condvar::new(),
             caller_sleeps: AtomicBool::new(false),
             // More threads than cores cannot gain by looking: the one that has work needs the core.
-            spin: if threads > cores { Duration::ZERO } else { SPIN },
+            spin: if threads > cores {
+                Duration::ZERO
+            } else {
+                SPIN
+            },
         });
         let mut workers = Vec::new();
         for index in 1..threads {
@@ -162,14 +168,12 @@ impl ComputePool {
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes. The pointer is used by owners of a chunk of this run alone, and this
         // function does not return (nor unwind) before all of them are counted as finished.
-        #[expect(unsafe_code, reason = "a job may borrow from its caller's stack")]
         let function = unsafe {
             std::mem::transmute::<*const Chunk<'_>, *const Chunk<'static>>(
                 function as *const Chunk<'_>,
             )
         };
         // SAFETY: `turn` is held and no chunk of an earlier run is owned, so nobody else looks at the slot.
-        #[expect(unsafe_code, reason = "the job slot is shared under the ticket protocol")]
         unsafe {
             *shared.job.get() = Job {
                 function,
@@ -246,7 +250,6 @@ impl Shared {
     /// Executes the chunk that the caller owns: the one taken when `left` chunks were left.
     fn execute(&self, left: u32) {
         // SAFETY: the calling thread owns a chunk, so the slot is not written and the function is alive.
-        #[expect(unsafe_code, reason = "the job slot is shared under the ticket protocol")]
         let (function, chunks) = unsafe {
             let job = &*self.job.get();
             (&*job.function, job.chunks)
@@ -278,7 +281,10 @@ impl Shared {
         let mut guard = lock(&self.lock);
         self.caller_sleeps.store(true, Ordering::SeqCst);
         while !is_finished() {
-            guard = self.done.wait(guard).unwrap_or_else(PoisonError::into_inner);
+            guard = self
+                .done
+                .wait(guard)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         self.caller_sleeps.store(false, Ordering::SeqCst);
     }
@@ -293,7 +299,10 @@ impl Shared {
             let mut guard = lock(&self.lock);
             self.sleeping.fetch_add(1, Ordering::SeqCst);
             while !has_work() {
-                guard = self.work.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                guard = self
+                    .work
+                    .wait(guard)
+                    .unwrap_or_else(PoisonError::into_inner);
             }
             self.sleeping.fetch_sub(1, Ordering::SeqCst);
         }
@@ -344,7 +353,11 @@ mod tests {
                 pool.run(chunks, &|index| {
                     counts[index].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1));
+                assert!(
+                    counts
+                        .iter()
+                        .all(|count| count.load(Ordering::Relaxed) == 1)
+                );
             }
         }
     }

@@ -165,7 +165,14 @@ mod tests {
         let table = RopeTable::new(dimensions, 10_000.0, linear_factor, factors);
         let pool = ComputePool::new(2);
         let mut ours = x.clone();
-        rope(&pool, &mut ours, heads, head_size, &table.angles(&positions), pairs);
+        rope(
+            &pool,
+            &mut ours,
+            heads,
+            head_size,
+            &table.angles(&positions),
+            pairs,
+        );
         for (t, position) in positions.into_iter().enumerate() {
             for h in 0..heads {
                 let start = (t * heads + h) * head_size;
@@ -177,11 +184,8 @@ mod tests {
                     let frequency = 10_000f64.powf(-2.0 * pair as f64 / dimensions as f64)
                         / f64::from(linear_factor)
                         / factors.map_or(1.0, |factors| f64::from(factors[pair]));
-                    let (a, b) = expected(
-                        x[start + i],
-                        x[start + j],
-                        f64::from(position) * frequency,
-                    );
+                    let (a, b) =
+                        expected(x[start + i], x[start + j], f64::from(position) * frequency);
                     assert!((f64::from(ours[start + i]) - a).abs() < 1e-6);
                     assert!((f64::from(ours[start + j]) - b).abs() < 1e-6);
                 }

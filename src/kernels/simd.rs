@@ -7,11 +7,13 @@
 //! instruction set and entered only where the set was found available (`ComputePool::with_instruction_set` checks).
 //! That is what makes the intrinsics below sound.
 
-use super::InstructionSet;
 use super::half_floats::{bf16_to_f32, f16_to_f32};
 
 /// Sixteen f32.
 pub(super) trait Lanes: Copy {
+    /// How many of these the processor holds at once.
+    const REGISTERS: usize;
+
     fn splat(value: f32) -> Self;
     fn load(from: &[f32; 16]) -> Self;
     /// Little-endian f32, at any address.
@@ -64,16 +66,20 @@ pub(super) trait Lanes: Copy {
         self.store(&mut lanes);
         for half in [8, 4, 2, 1] {
             for i in 0..half {
-                lanes[i] = if lanes[i] > lanes[i + half] { lanes[i] } else { lanes[i + half] };
+                lanes[i] = if lanes[i] > lanes[i + half] {
+                    lanes[i]
+                } else {
+                    lanes[i + half]
+                };
             }
         }
         lanes[0]
     }
 }
 
-/// e^x for each lane: relative error at most 2e-7 for -87.3 <= x <= 88, exactly 0 below, e^88 above (and for a NaN).
+/// e^x for each lane: relative error at most 2e-7 for -87.3 <= x <= 88, exactly 0 below (and for a NaN), e^88 above.
 ///
-/// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by Cephes' polynomial (`expf`).
+/// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by the polynomial of Cephes (`expf`).
 #[inline(always)]
 pub(super) fn exp<L: Lanes>(x: L) -> L {
     // Both bounds keep 2^n a normal number.
@@ -84,7 +90,10 @@ pub(super) fn exp<L: Lanes>(x: L) -> L {
     let clamped = zero.sub(zero.sub(x).max(highest)).max(lowest);
     // Adding and subtracting 1.5 * 2^23 rounds to an integer, ties to even.
     let magic = L::splat(12_582_912.0);
-    let n = clamped.mul(L::splat(std::f32::consts::LOG2_E)).add(magic).sub(magic);
+    let n = clamped
+        .mul(L::splat(std::f32::consts::LOG2_E))
+        .add(magic)
+        .sub(magic);
     let r = n.mul_add(L::splat(-0.693_359_4), clamped);
     let r = n.mul_add(L::splat(2.121_944_4e-4), r);
     let mut p = L::splat(1.987_569_1e-4);
@@ -93,7 +102,7 @@ pub(super) fn exp<L: Lanes>(x: L) -> L {
         8.333_452e-3,
         4.166_579_6e-2,
         1.666_666_5e-1,
-        5.000_000_1e-1,
+        0.5,
     ] {
         p = p.mul_add(r, L::splat(coefficient));
     }
@@ -115,6 +124,9 @@ impl PlainLanes {
 }
 
 impl Lanes for PlainLanes {
+    // The compiler chooses; the smallest machines have four.
+    const REGISTERS: usize = 4;
+
     #[inline(always)]
     fn splat(value: f32) -> Self {
         PlainLanes([value; 16])
@@ -135,12 +147,16 @@ impl Lanes for PlainLanes {
     #[inline(always)]
     fn load_f16_bytes(from: &[u8; 32]) -> Self {
         let halves = from.as_chunks::<2>().0;
-        PlainLanes(std::array::from_fn(|i| f16_to_f32(u16::from_le_bytes(halves[i]))))
+        PlainLanes(std::array::from_fn(|i| {
+            f16_to_f32(u16::from_le_bytes(halves[i]))
+        }))
     }
     #[inline(always)]
     fn load_bf16_bytes(from: &[u8; 32]) -> Self {
         let halves = from.as_chunks::<2>().0;
-        PlainLanes(std::array::from_fn(|i| bf16_to_f32(u16::from_le_bytes(halves[i]))))
+        PlainLanes(std::array::from_fn(|i| {
+            bf16_to_f32(u16::from_le_bytes(halves[i]))
+        }))
     }
     #[inline(always)]
     fn store(self, to: &mut [f32; 16]) {
@@ -173,12 +189,19 @@ impl Lanes for PlainLanes {
     #[inline(always)]
     fn keep_where_at_least(self, value: Self, limit: Self) -> Self {
         PlainLanes(std::array::from_fn(|i| {
-            if value.0[i] >= limit.0[i] { self.0[i] } else { 0.0 }
+            if value.0[i] >= limit.0[i] {
+                self.0[i]
+            } else {
+                0.0
+            }
         }))
     }
     #[inline(always)]
     fn power_of_two(self) -> Self {
-        PlainLanes(self.0.map(|n| f32::from_bits(((n as i32 + 127) << 23) as u32)))
+        PlainLanes(
+            self.0
+                .map(|n| f32::from_bits(((n as i32 + 127) << 23) as u32)),
+        )
     }
 }
 
@@ -214,6 +237,8 @@ mod x86 {
     }
 
     impl Lanes for Avx2Lanes {
+        const REGISTERS: usize = 8;
+
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: the processor has the instruction (see the module's doc); registers only.
@@ -258,12 +283,12 @@ mod x86 {
             let at = from.as_ptr().cast::<__m128i>();
             // SAFETY: the processor has the instruction; the array holds 32 bytes, loaded unaligned.
             unsafe {
-                let widen = |at| {
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(
-                        _mm_loadu_si128(at),
-                    )))
-                };
-                Avx2Lanes(widen(at), widen(at.add(1)))
+                let low = _mm256_cvtepu16_epi32(_mm_loadu_si128(at));
+                let high = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.add(1)));
+                Avx2Lanes(
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(low)),
+                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(high)),
+                )
             }
         }
         #[inline(always)]
@@ -321,6 +346,8 @@ mod x86 {
     }
 
     impl Lanes for Avx512Lanes {
+        const REGISTERS: usize = 32;
+
         #[inline(always)]
         fn splat(value: f32) -> Self {
             // SAFETY: the processor has the instruction (see the module's doc); registers only.
@@ -414,8 +441,14 @@ mod x86 {
                 let upper = _mm512_castpd_ps(_mm512_castpd256_pd512(_mm512_extractf64x4_pd::<1>(
                     _mm512_castps_pd(self.0),
                 )));
-                let eight = _mm256_add_ps(_mm512_castps512_ps256(self.0), _mm512_castps512_ps256(upper));
-                let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+                let eight = _mm256_add_ps(
+                    _mm512_castps512_ps256(self.0),
+                    _mm512_castps512_ps256(upper),
+                );
+                let four = _mm_add_ps(
+                    _mm256_castps256_ps128(eight),
+                    _mm256_extractf128_ps::<1>(eight),
+                );
                 let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
                 _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
             }
@@ -449,14 +482,14 @@ macro_rules! vectorised {
             match set {
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::InstructionSet::Avx2 => {
-                    // SAFETY: a pool has an instruction set only where the machine can run it.
                     #[expect(unsafe_code, reason = "calls a function compiled for more instructions")]
+                    // SAFETY: a pool has an instruction set only where the machine can run it.
                     unsafe { avx2 $(::<$($generic),+>)? ($($argument),*) }
                 }
                 #[cfg(target_arch = "x86_64")]
                 $crate::kernels::InstructionSet::Avx512 => {
-                    // SAFETY: a pool has an instruction set only where the machine can run it.
                     #[expect(unsafe_code, reason = "calls a function compiled for more instructions")]
+                    // SAFETY: a pool has an instruction set only where the machine can run it.
                     unsafe { avx512 $(::<$($generic),+>)? ($($argument),*) }
                 }
                 _ => $inner::<$crate::kernels::simd::PlainLanes $($(, $generic)+)?>($($argument),*),
@@ -469,6 +502,7 @@ pub(super) use vectorised;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::InstructionSet;
 
     vectorised! {
         fn exp_of(x: &[f32; 16]) -> [f32; 16] => exp_of_on
@@ -483,10 +517,13 @@ mod tests {
 
     #[test]
     fn exp_is_within_its_bound_and_the_same_on_every_set() {
-        let sets = InstructionSet::ALL.into_iter().filter(|set| set.is_available());
+        let sets = InstructionSet::ALL
+            .into_iter()
+            .filter(|set| set.is_available());
         for set in sets {
             for step in 0..40_000 {
-                let x: [f32; 16] = std::array::from_fn(|i| -87.3 + (step * 16 + i) as f32 * (175.3 / 640_000.0));
+                let x: [f32; 16] =
+                    std::array::from_fn(|i| -87.3 + (step * 16 + i) as f32 * (175.3 / 640_000.0));
                 let ours = exp_of(set, &x);
                 assert_eq!(ours, exp_of(InstructionSet::Portable, &x), "{set} at {x:?}");
                 for (ours, x) in ours.iter().zip(x) {
@@ -494,7 +531,24 @@ mod tests {
                     assert!(error.abs() < 2e-7, "{set}: e^{x} = {ours}, error {error}");
                 }
             }
-            let x = [f32::NEG_INFINITY, -1e30, -88.0, -87.4, 0.0, -0.0, 1.0, 88.0, 1e30, 89.0, -1.0, 0.5, 2.0, 3.0, 4.0, 5.0];
+            let x = [
+                f32::NEG_INFINITY,
+                -1e30,
+                -88.0,
+                -87.4,
+                0.0,
+                -0.0,
+                1.0,
+                88.0,
+                1e30,
+                89.0,
+                -1.0,
+                0.5,
+                2.0,
+                3.0,
+                4.0,
+                5.0,
+            ];
             let ours = exp_of(set, &x);
             assert_eq!(ours[..6], [0.0, 0.0, 0.0, 0.0, 1.0, 1.0], "{set}");
             assert_eq!(ours[7], ours[8], "{set}");

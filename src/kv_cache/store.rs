@@ -1,13 +1,15 @@
-//! The bytes of the pages: keys and values of every layer, in f16. A page holds `PAGE_TOKENS` positions of all layers;
+//! The bytes of the pages: keys and values of every layer, in f16 or f32. A page holds `PAGE_TOKENS` positions of all layers;
 //! inside it each layer has one run of elements in the layout that `kernels::attention` reads.
 
 use super::PageId;
-use crate::kernels::AttentionShape;
+use crate::kernels::{AttentionShape, PageView, PageViewMut};
 use crate::memory::Region;
+use crate::placement::KvType;
 
 /// All pages of one model. Lives on the engine thread.
 pub struct KvStore {
     region: Region,
+    kind: KvType,
     layers: Vec<AttentionShape>,
     /// Where each layer starts in a page, in elements.
     starts: Vec<usize>,
@@ -17,7 +19,7 @@ pub struct KvStore {
 impl KvStore {
     /// # Panics
     /// When the region does not hold `pages` pages of this shape: the plan that sized it is another model's.
-    pub fn new(region: Region, layers: Vec<AttentionShape>, pages: usize) -> KvStore {
+    pub fn new(region: Region, kind: KvType, layers: Vec<AttentionShape>, pages: usize) -> KvStore {
         let mut page_elements = 0;
         let starts = layers
             .iter()
@@ -27,13 +29,18 @@ impl KvStore {
                 start
             })
             .collect();
+        let element_bytes = match kind {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        };
         assert!(
-            region.u16s().len() >= pages * page_elements,
+            region.bytes().len() >= pages * page_elements * element_bytes,
             "{pages} pages of {page_elements} elements in {} bytes",
             region.bytes().len()
         );
         KvStore {
             region,
+            kind,
             layers,
             starts,
             page_elements,
@@ -45,14 +52,20 @@ impl KvStore {
     }
 
     /// One layer's part of one page.
-    pub fn page(&self, layer: usize, page: PageId) -> &[u16] {
+    pub fn page(&self, layer: usize, page: PageId) -> PageView<'_> {
         let (start, end) = self.range(layer, page);
-        &self.region.u16s()[start..end]
+        match self.kind {
+            KvType::F16 => PageView::F16(&self.region.u16s()[start..end]),
+            KvType::F32 => PageView::F32(&self.region.f32s()[start..end]),
+        }
     }
 
-    pub fn page_mut(&mut self, layer: usize, page: PageId) -> &mut [u16] {
+    pub fn page_mut(&mut self, layer: usize, page: PageId) -> PageViewMut<'_> {
         let (start, end) = self.range(layer, page);
-        &mut self.region.u16s_mut()[start..end]
+        match self.kind {
+            KvType::F16 => PageViewMut::F16(&mut self.region.u16s_mut()[start..end]),
+            KvType::F32 => PageViewMut::F32(&mut self.region.f32s_mut()[start..end]),
+        }
     }
 
     fn range(&self, layer: usize, page: PageId) -> (usize, usize) {

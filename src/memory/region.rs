@@ -69,6 +69,19 @@ impl Region {
         unsafe { bytes.align_to_mut::<u16>() }.1
     }
 
+    /// The region as f32.
+    pub fn f32s(&self) -> &[f32] {
+        let bytes = self.bytes();
+        // SAFETY: every bit pattern is an f32; nothing is unaligned, as in `u16s`.
+        unsafe { bytes.align_to::<f32>() }.1
+    }
+
+    pub fn f32s_mut(&mut self) -> &mut [f32] {
+        let bytes = self.bytes_mut();
+        // SAFETY: as in `f32s`, and every f32 is valid bytes.
+        unsafe { bytes.align_to_mut::<f32>() }.1
+    }
+
     /// Fills the region with 0xFF: a NaN in every float format, so that a use after release shows in the result.
     pub fn poison(&mut self) {
         self.bytes_mut().fill(0xFF);

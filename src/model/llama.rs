@@ -11,8 +11,8 @@ use super::matrix::{Matrix, ModelError, Tensors, dequantise, linear, pass_by, wi
 use super::{Batch, Model, Run, StepError};
 use crate::gguf::{Gguf, Hyperparameters, RopeScaling};
 use crate::kernels::{
-    Activations, AttentionShape, AttentionToken, ComputePool, PAGE_TOKENS, RopePairs, RopeTable,
-    attention, rope, silu_mul, store_kv,
+    Activations, AttentionShape, AttentionToken, ComputePool, PAGE_TOKENS, PageView, RopePairs,
+    RopeTable, attention, rope, silu_mul, store_kv,
 };
 use crate::kv_cache::KvStore;
 use crate::memory::Region;
@@ -116,6 +116,7 @@ impl Llama {
             factors.as_deref(),
         );
         let pages = weights.plan().kv.pages as usize;
+        let kv_type = weights.plan().kv.kind;
         Ok(Llama {
             layers,
             output_norm,
@@ -124,7 +125,7 @@ impl Llama {
             rope,
             rms_epsilon: hyperparameters.rms_epsilon,
             weights,
-            kv: KvStore::new(kv_region, kv_shapes, pages),
+            kv: KvStore::new(kv_region, kv_type, kv_shapes, pages),
             pool,
         })
     }
@@ -272,7 +273,7 @@ fn attend(
 ) -> Vec<f32> {
     let shape = kv.shape(layer);
     let pages_of = |run: &Run<'_>| run.pages.iter().map(|&page| kv.page(layer, page)).collect();
-    let pages: Vec<Vec<&[u16]>> = batch.runs.iter().map(pages_of).collect();
+    let pages: Vec<Vec<PageView<'_>>> = batch.runs.iter().map(pages_of).collect();
     let tokens: Vec<AttentionToken<'_>> = batch
         .runs
         .iter()

@@ -29,7 +29,7 @@ mod plan_tests;
 #[cfg(test)]
 mod shapes;
 
-pub use plan::{GatherBuffer, KvSplit, Plan, Ring, TierSplit};
+pub use plan::{GatherBuffer, KvSplit, KvType, Plan, Ring, TierSplit};
 pub use planner::{DeviceKind, ExecutorChoice, PlanRequest, plan};
 pub use rates::{HardwareCard, Rates, RatesError};
 pub use refusal::{Advice, PlanError, Refusal, Shortage};

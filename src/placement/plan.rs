@@ -2,7 +2,10 @@
 
 use super::planner::DeviceKind;
 use super::simulate::{Prediction, predict};
-use super::{ARENA_ALIGNMENT, Executor, Group, GroupId, GroupKind, Rates, Residence, ScratchItem, Tier, round_up};
+use super::{
+    ARENA_ALIGNMENT, Executor, Group, GroupId, GroupKind, Rates, Residence, ScratchItem, Tier,
+    round_up,
+};
 
 /// For every group its home and executor, the size of every part of every arena, and the predicted step time.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,10 +88,36 @@ impl Ring {
     }
 }
 
-/// The KV cache: pages of all layers, K and V, in f16.
+/// What keys and values are stored as.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    #[default]
+    F16,
+    /// Twice the bytes; for comparisons with references that do not round.
+    F32,
+}
+
+impl KvType {
+    pub const fn name(self) -> &'static str {
+        match self {
+            KvType::F16 => "f16",
+            KvType::F32 => "f32",
+        }
+    }
+
+    pub(super) const fn element_bytes(self) -> u64 {
+        match self {
+            KvType::F16 => 2,
+            KvType::F32 => 4,
+        }
+    }
+}
+
+/// The KV cache: pages of all layers, K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSplit {
     pub tier: Tier,
+    pub kind: KvType,
     pub page_tokens: u32,
     pub pages: u32,
     pub page_bytes: u64,

@@ -14,8 +14,8 @@ use super::refusal::{self, PlanError};
 use super::scratch::{self, ScratchNeeds};
 use super::simulate::{PREDICTED_WIDTHS, Scenario};
 use super::{
-    ARENA_ALIGNMENT, GatherBuffer, Group, KvSplit, PAGE_TOKENS, Plan, Rates, Ring, Tier, TierSplit,
-    round_up,
+    ARENA_ALIGNMENT, GatherBuffer, Group, KvSplit, KvType, PAGE_TOKENS, Plan, Rates, Ring, Tier,
+    TierSplit, round_up,
 };
 use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
 use std::cell::RefCell;
@@ -62,6 +62,7 @@ pub struct PlanRequest {
     pub context: u32,
     /// Sequences at once.
     pub parallel: u32,
+    pub kv_type: KvType,
     /// Tokens in the widest step; `None`: chosen.
     pub step_width: Option<u32>,
     /// The storage's logical block: a power of two, at most 1 MiB.
@@ -181,13 +182,15 @@ impl<'a> Problem<'a> {
         let shape = self.hyperparameters;
         let heads: u64 = shape.head_count_kv.iter().copied().map(u64::from).sum();
         let lengths = u64::from(shape.key_length) + u64::from(shape.value_length);
-        // f16: two bytes.
-        let token_bytes = heads.saturating_mul(lengths).saturating_mul(2);
+        let token_bytes = heads
+            .saturating_mul(lengths)
+            .saturating_mul(request.kv_type.element_bytes());
         Some(KvSplit {
             tier: match request.device {
                 DeviceKind::Cpu => Tier::Host,
                 DeviceKind::Emulated => Tier::Device,
             },
+            kind: request.kv_type,
             page_tokens: PAGE_TOKENS,
             pages: u32::try_from(pages).ok()?,
             page_bytes: token_bytes.saturating_mul(u64::from(PAGE_TOKENS)),

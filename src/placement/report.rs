@@ -215,6 +215,7 @@ impl Plan {
                 "tier": self.kv.tier.name(),
                 "page_tokens": self.kv.page_tokens,
                 "pages": self.kv.pages,
+                "type": self.kv.kind.name(),
                 "page_bytes": self.kv.page_bytes,
             },
             "scratch": scratch,

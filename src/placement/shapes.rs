@@ -1,6 +1,6 @@
 //! Test support: indexes of models by shape, with no file behind them.
 
-use super::{DeviceKind, ExecutorChoice, PlanRequest, Rates};
+use super::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
 use crate::gguf::{Hyperparameters, RopeScaling, TensorInfo, TensorType};
 
 /// What a llama-like model is made of.
@@ -128,6 +128,7 @@ pub(super) fn request(device_budget: Option<u64>, host_budget: u64) -> PlanReque
         host_budget,
         context: 512,
         parallel: 1,
+        kv_type: KvType::F16,
         step_width: None,
         read_alignment: 4096,
         slice_bytes: None,

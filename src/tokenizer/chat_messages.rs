@@ -135,6 +135,21 @@ pub(super) fn replace_texts(value: &Value, replace: &mut dyn FnMut(&str) -> Stri
     }
 }
 
+/// About the bytes of a value as JSON.
+pub(super) fn bytes_of(value: &Value) -> usize {
+    const PUNCTUATION: usize = 4;
+    PUNCTUATION
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(bytes_of).sum(),
+            Value::Object(fields) => fields
+                .iter()
+                .map(|(key, field)| key.len() + bytes_of(field))
+                .sum(),
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+        }
+}
+
 fn is_identifier(key: &str) -> bool {
     key.bytes()
         .all(|b| b.is_ascii_alphanumeric() || b"_-.$/: ".contains(&b))

@@ -6,7 +6,7 @@
 //!
 //! What clients write never becomes a control token; see `provenance`.
 
-use super::chat_messages::{prepare, replace_texts};
+use super::chat_messages::{bytes_of, prepare, replace_texts};
 use super::provenance::{self, Control};
 use super::template_environment::{RenderError, Template, now};
 use super::{Tokenizer, TokenizerError};
@@ -200,9 +200,11 @@ impl ChatTemplate {
             ] {
                 variables.insert(name.to_string(), value);
             }
+            let variables = Json::Object(variables);
+            let bytes = bytes_of(&variables);
             chosen
                 .template
-                .render(&Value::from(Serde(&variables)), time)
+                .render(Value::from(Serde(&variables)), bytes, time)
         };
         let mut texts = Vec::new();
         let text = render(&mut |text| {

@@ -9,7 +9,7 @@ pub(super) struct SentencePieces {
     /// One per token; higher merges first.
     scores: Vec<f32>,
     /// The token of each byte, for characters that are no piece.
-    bytes: [Option<u32>; 256],
+    bytes: Box<[Option<u32>; 256]>,
     /// Stands for a byte that has no token.
     unknown: Option<u32>,
 }
@@ -76,7 +76,7 @@ impl SentencePieces {
         let scores = scores.into_iter().map(|score| score + 0.0).collect();
         SentencePieces {
             scores,
-            bytes,
+            bytes: Box::new(bytes),
             unknown,
         }
     }
@@ -175,7 +175,7 @@ impl SentencePieces {
     }
 
     pub(super) fn bytes_held(&self) -> usize {
-        self.scores.capacity() * size_of::<f32>()
+        self.scores.capacity() * size_of::<f32>() + size_of_val(&*self.bytes)
     }
 }
 

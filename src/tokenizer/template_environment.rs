@@ -1,7 +1,7 @@
 //! The dialect of Jinja that chat templates are written in: what transformers sets up, on minijinja.
 //!
-//! Templates come from files and messages from clients, so every rendering has limits: fuel for its work, a stack of
-//! its own for what its values nest, and a bounded size of the source.
+//! Templates come from files and messages from clients, so every rendering has limits: fuel for its work, a thread
+//! with a stack for what that much work can nest, and a time after which it is left to itself.
 
 use super::python_json::tojson;
 use super::python_methods;
@@ -10,16 +10,30 @@ use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, Value};
 use std::cell::Cell;
 use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
-/// A rendering's fuel: instructions, and 64 bytes of data each. A prompt of megabytes takes a few hundred thousand.
-const FUEL: u64 = 20_000_000;
+/// A rendering's fuel, which pays for an instruction or for 64 bytes of data: this much for any messages, and
+/// `FUEL_PER_BYTE` for each of their bytes, which is over a hundred passes through them.
+const FUEL_BASE: u64 = 1_000_000;
+const FUEL_PER_BYTE: u64 = 2;
+const FUEL_MAX: u64 = 8_000_000;
+
+/// Nested values are dropped recursively. The deepest nest that fuel buys (a chain of namespaces) takes about 60 bytes
+/// of stack for each unit; pages that are never touched cost nothing.
+const STACK_BYTES_PER_FUEL: u64 = 64;
+
+/// Some of the engine's work costs no fuel (a slice of a slice of a slice). What takes longer than this is abandoned.
+const SECONDS_MAX: u64 = 20;
+
+/// Renderings that were abandoned and still run. At this number nothing is rendered until one ends.
+const ABANDONED_MAX: usize = 2;
 
 /// Larger sources are refused; published ones stay below 32 KiB.
 const SOURCE_BYTES_MAX: usize = 1 << 20;
-
-/// Values that a template nests are dropped recursively; fuel bounds how deep they get. Pages of a stack that are
-/// never touched cost nothing.
-const STACK_BYTES: usize = 1 << 30;
 
 /// What `raise_exception` raised, found again in the chain of causes.
 #[derive(Debug)]
@@ -48,6 +62,8 @@ thread_local! {
 /// A compiled template.
 pub(super) struct Template {
     environment: Environment<'static>,
+    time_limit: Duration,
+    abandoned: Arc<AtomicUsize>,
 }
 
 const NAME: &str = "chat_template";
@@ -65,36 +81,56 @@ impl Template {
         environment
             .add_template_owned(NAME, without_generation_tags(source))
             .map_err(|error| sentence(&error))?;
-        Ok(Template { environment })
+        Ok(Template {
+            environment,
+            time_limit: Duration::from_secs(SECONDS_MAX),
+            abandoned: Arc::default(),
+        })
     }
 
-    /// Renders on a thread with a stack of its own. `time` is what `strftime_now` prints.
-    pub(super) fn render(&self, context: &Value, time: Time) -> Result<String, RenderError> {
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new()
-                .name("chat template".to_string())
-                .stack_size(STACK_BYTES)
-                .spawn_scoped(scope, move || {
-                    TIME.set(Some(time));
-                    let template = self.environment.get_template(NAME)?;
-                    template.render(context)
-                });
-            let joined = match thread {
-                Ok(thread) => thread.join(),
-                Err(error) => {
-                    return Err(RenderError::Failed(format!(
-                        "no thread to render on: {error}"
-                    )));
+    /// Renders on a thread of its own. `context_bytes` is about the size of the context; `time` is what
+    /// `strftime_now` prints.
+    pub(super) fn render(
+        &self,
+        context: Value,
+        context_bytes: usize,
+        time: Time,
+    ) -> Result<String, RenderError> {
+        let failed = |problem: &str| Err(RenderError::Failed(problem.to_string()));
+        if self.abandoned.load(Ordering::Relaxed) >= ABANDONED_MAX {
+            return failed("it has exceeded the time limit before and is still running");
+        }
+        let fuel = FUEL_MAX.min(FUEL_BASE + FUEL_PER_BYTE * context_bytes as u64);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel));
+        // Without a buffer: sending waits until it is received, and fails where nobody waits any more.
+        let (sender, receiver) = mpsc::sync_channel(0);
+        let abandoned = self.abandoned.clone();
+        let thread = thread::Builder::new()
+            .name("chat template".to_string())
+            .stack_size((fuel * STACK_BYTES_PER_FUEL) as usize)
+            .spawn(move || {
+                TIME.set(Some(time));
+                let rendered = environment
+                    .get_template(NAME)
+                    .and_then(|template| template.render(context))
+                    .map_err(|error| RenderError::from(&error));
+                if sender.send(rendered).is_err() {
+                    abandoned.fetch_sub(1, Ordering::Relaxed);
                 }
-            };
-            match joined {
-                Ok(Ok(text)) => Ok(text),
-                Ok(Err(error)) => Err(RenderError::from(&error)),
-                Err(_) => Err(RenderError::Failed(
-                    "the template engine failed".to_string(),
-                )),
+            });
+        if let Err(error) = thread {
+            return failed(&format!("no thread to render on: {error}"));
+        }
+        match receiver.recv_timeout(self.time_limit) {
+            Ok(rendered) => rendered,
+            Err(RecvTimeoutError::Disconnected) => failed("the template engine failed"),
+            Err(RecvTimeoutError::Timeout) => {
+                self.abandoned.fetch_add(1, Ordering::Relaxed);
+                drop(receiver);
+                failed("it exceeded the time limit")
             }
-        })
+        }
     }
 }
 
@@ -139,7 +175,6 @@ fn environment() -> Environment<'static> {
         .build()
         .expect("the default delimiters are valid");
     environment.set_syntax(syntax);
-    environment.set_fuel(Some(FUEL));
     environment.set_unknown_method_callback(python_methods::call);
     environment.add_filter("tojson", tojson);
     environment.add_function(
@@ -150,7 +185,10 @@ fn environment() -> Environment<'static> {
         },
     );
     environment.add_function("strftime_now", strftime_now);
-    // Python's strings and dictionaries are sequences to Jinja.
+    // Nothing can be done with Python's None, and its strings and dictionaries are sequences.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
     environment.add_test("sequence", |value: &Value| {
         matches!(
             value.kind(),
@@ -232,7 +270,7 @@ mod tests {
         };
         Template::compile(source)
             .map_err(RenderError::Failed)?
-            .render(&context, now())
+            .render(context, 0, now())
     }
 
     #[test]
@@ -268,8 +306,8 @@ mod tests {
                 "TrueTrueFalseTrue",
             ),
             (
-                "{{ nothing is none }}{{ missing is defined }}{{ list is iterable }}{{ true is boolean }}",
-                "TrueFalseTrueTrue",
+                "{{ nothing is none }}{{ missing is defined }}{{ list is iterable }}{{ nothing is iterable }}",
+                "TrueFalseTrueFalse",
             ),
             (
                 "{% for i in list %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}",
@@ -365,9 +403,30 @@ mod tests {
                 source
             );
         }
-        // A value nested as deeply as fuel allows is dropped without overflowing the stack.
-        let nest = "{% set ns = namespace(x=[]) %}{% for a in range(10000) %}{% for b in range(10000) %}\
-                    {% set ns.x = [ns.x] %}{% endfor %}{% endfor %}";
-        assert!(render(nest).is_err());
+        // Values nested as deeply as fuel allows are dropped without overflowing the stack.
+        for value in ["[ns.x]", "{'a': ns.x}", "namespace(x=ns.x)"] {
+            let nest = format!(
+                "{{% set ns = namespace(x=[]) %}}{{% for a in range(10000) %}}{{% for b in range(10000) %}}\
+                 {{% set ns.x = {value} %}}{{% endfor %}}{{% endfor %}}"
+            );
+            assert!(render(&nest).is_err());
+        }
+    }
+
+    /// Work that costs no fuel: each slice walks through all before it.
+    #[test]
+    fn a_template_that_hangs_is_abandoned_and_then_refused() {
+        let slices = "{% set ns = namespace(x=[1]) %}{% for a in range(10000) %}{% for b in range(10000) %}\
+                      {% set ns.x = ns.x[:] %}{% endfor %}{% endfor %}";
+        let mut template = Template::compile(slices).unwrap();
+        template.time_limit = Duration::from_millis(20);
+        let render = || match template.render(Value::from(()), 0, now()) {
+            Err(RenderError::Failed(problem)) => problem,
+            other => panic!("{other:?}"),
+        };
+        for _ in 0..ABANDONED_MAX {
+            assert_eq!(render(), "it exceeded the time limit");
+        }
+        assert!(render().contains("before"));
     }
 }

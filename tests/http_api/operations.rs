@@ -121,3 +121,16 @@ fn a_port_that_is_taken_is_told_in_one_line() {
     assert!(!error.contains('\n'));
     assert!(strata::api::listen("999.1.1.1:80").is_err());
 }
+
+#[test]
+fn a_handler_that_panics_costs_one_request() {
+    let server = Setup {
+        memory_panics: true,
+        ..Setup::saying(&["x"])
+    };
+    let server = server.start().ready();
+    let response = server.get("/memory");
+    assert_eq!(response.error(500)["code"], "internal_error");
+    assert!(!response.text().contains("secret"));
+    server.chat(json!({})).ok();
+}

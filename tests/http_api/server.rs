@@ -24,6 +24,7 @@ pub(super) struct Setup {
     /// The model is not loaded before this is sent to (or dropped).
     pub(super) loading: Option<std::sync::mpsc::Receiver<()>>,
     pub(super) load_fails: bool,
+    pub(super) memory_panics: bool,
 }
 
 impl Default for Setup {
@@ -39,6 +40,7 @@ impl Default for Setup {
             context: CONTEXT,
             loading: None,
             load_fails: false,
+            memory_panics: false,
         }
     }
 }
@@ -73,6 +75,7 @@ impl Setup {
         let tokenizer = Arc::new(Tokenizer::from_gguf(&metadata).unwrap());
         let template = ChatTemplate::from_gguf(&metadata, &tokenizer).unwrap();
         let metrics = Metrics::new();
+        let memory_panics = self.memory_panics;
         let ends: HashSet<u32> = tokenizer.end_of_generation().iter().copied().collect();
         let vocabulary = tokenizer.vocabulary_size();
         let pages_each = (self.context as u32).div_ceil(16);
@@ -107,7 +110,10 @@ impl Setup {
             tokenizer,
             template,
             metrics: metrics.clone(),
-            memory: Arc::new(|| json!({"tiers": []})),
+            memory: Arc::new(move || {
+                assert!(!memory_panics, "secret");
+                json!({"tiers": []})
+            }),
             model_name: "scripted".to_owned(),
             context: self.context,
             model_context: 128,

@@ -9,7 +9,7 @@ use strata::synth::synthesise;
 /// Changes when the file would.
 const NAME: &str = "tinyllama-1.1b-seed-1.gguf";
 
-pub fn tinyllama() -> PathBuf {
+pub(crate) fn tinyllama() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     create_dir_all(folder).unwrap();

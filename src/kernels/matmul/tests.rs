@@ -25,7 +25,13 @@ enum Style {
     Extreme,
 }
 
-fn weights(rng: &mut ChaCha8Rng, kind: TensorType, rows: usize, columns: usize, style: Style) -> Vec<u8> {
+fn weights(
+    rng: &mut ChaCha8Rng,
+    kind: TensorType,
+    rows: usize,
+    columns: usize,
+    style: Style,
+) -> Vec<u8> {
     let elements = rows * columns;
     match kind {
         TensorType::F32 => (0..elements)
@@ -49,7 +55,9 @@ fn weights(rng: &mut ChaCha8Rng, kind: TensorType, rows: usize, columns: usize, 
                     let value = match style {
                         Style::Plain => half::f16::from_f32(rng.random_range(-0.02f32..0.02)),
                         Style::Extreme => half::f16::from_bits(
-                            [0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x7bff, 0xfbff][rng.random_range(0..8)],
+                            [
+                                0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x7bff, 0xfbff,
+                            ][rng.random_range(0..8)],
                         ),
                     };
                     block[*field..*field + 2].copy_from_slice(&value.to_le_bytes());
@@ -86,7 +94,9 @@ fn product(pool: &ComputePool, weight: &MatrixView<'_>, x: &[f32], width: usize)
 }
 
 fn sets() -> impl Iterator<Item = InstructionSet> {
-    InstructionSet::ALL.into_iter().filter(|set| set.is_available())
+    InstructionSet::ALL
+        .into_iter()
+        .filter(|set| set.is_available())
 }
 
 #[test]
@@ -96,7 +106,12 @@ fn every_instruction_set_gives_the_bits_of_the_portable_loops() {
     for kind in TensorType::ALL {
         for style in [Style::Plain, Style::Extreme] {
             for blocks in [1, 2, 3, 4, 5, 8, 11, 18] {
-                let columns = blocks * if kind.block_elements() == 1 { 13 } else { kind.block_elements() };
+                let columns = blocks
+                    * if kind.block_elements() == 1 {
+                        13
+                    } else {
+                        kind.block_elements()
+                    };
                 for rows in [1, 5, 37, 64] {
                     // Weights at an odd address.
                     let mut bytes = vec![0];
@@ -141,7 +156,11 @@ fn products_are_within_the_bound_of_quantised_inputs() {
                 for (row, x) in row.chunks(block.max(32)).zip(x.chunks(block.max(32))) {
                     // A quant is off by at most half a step of largest / 127.
                     let largest = x.iter().fold(0.0, |largest: f32, x| largest.max(x.abs()));
-                    let step = if block == 1 { 0.0 } else { f64::from(largest) / 127.0 };
+                    let step = if block == 1 {
+                        0.0
+                    } else {
+                        f64::from(largest) / 127.0
+                    };
                     for (w, x) in row.iter().zip(x) {
                         let (w, x) = (f64::from(*w), f64::from(*x));
                         exact += w * x;
@@ -155,7 +174,11 @@ fn products_are_within_the_bound_of_quantised_inputs() {
                     kind.name()
                 );
                 // Errors of 1536 elements mostly cancel: the bound alone would pass a wrong scale.
-                assert!((ours - exact).abs() <= bound / 8.0 + 1e-6, "{}: {ours} for {exact}", kind.name());
+                assert!(
+                    (ours - exact).abs() <= bound / 8.0 + 1e-6,
+                    "{}: {ours} for {exact}",
+                    kind.name()
+                );
             }
         }
     }
@@ -172,11 +195,19 @@ fn row_slices_chunks_threads_and_company_do_not_change_a_bit() {
         let expected = product(&ComputePool::new(1), &weight, &x, width);
         for threads in [2, 3] {
             let pool = ComputePool::new(threads);
-            assert!(product(&pool, &weight, &x, width) == expected, "{}", kind.name());
+            assert!(
+                product(&pool, &weight, &x, width) == expected,
+                "{}",
+                kind.name()
+            );
             // Each token alone, from the last to the first.
             for t in (0..width).rev() {
                 let alone = product(&pool, &weight, &x[t * columns..(t + 1) * columns], 1);
-                assert!(alone == expected[t * rows..(t + 1) * rows], "{} token {t}", kind.name());
+                assert!(
+                    alone == expected[t * rows..(t + 1) * rows],
+                    "{} token {t}",
+                    kind.name()
+                );
             }
             // Slices of uneven heights into the columns of one buffer, wider than the product.
             let stride = rows + 11;
@@ -192,9 +223,21 @@ fn row_slices_chunks_threads_and_company_do_not_change_a_bit() {
             }
             for t in 0..width {
                 let row = &data[t * stride..(t + 1) * stride];
-                assert!(row[..4].iter().chain(&row[4 + rows..]).all(|value| *value == -1.0));
-                let bits: Vec<u32> = row[4..4 + rows].iter().map(|value| value.to_bits()).collect();
-                assert!(bits == expected[t * rows..(t + 1) * rows], "{} in slices", kind.name());
+                assert!(
+                    row[..4]
+                        .iter()
+                        .chain(&row[4 + rows..])
+                        .all(|value| *value == -1.0)
+                );
+                let bits: Vec<u32> = row[4..4 + rows]
+                    .iter()
+                    .map(|value| value.to_bits())
+                    .collect();
+                assert!(
+                    bits == expected[t * rows..(t + 1) * rows],
+                    "{} in slices",
+                    kind.name()
+                );
             }
         }
     }
@@ -206,16 +249,28 @@ fn several_products_in_one_run_are_those_of_single_runs() {
     let (columns, width) = (512, 5);
     let pool = ComputePool::new(3);
     let x = inputs(&mut rng, width, columns, Style::Plain);
-    let kinds = [TensorType::Q4_1, TensorType::Q6K, TensorType::F16, TensorType::Q8_0];
+    let kinds = [
+        TensorType::Q4_1,
+        TensorType::Q6K,
+        TensorType::F16,
+        TensorType::Q8_0,
+    ];
     let matrices: Vec<(TensorType, usize, Vec<u8>)> = kinds
         .into_iter()
         .enumerate()
         .map(|(i, kind)| {
             let rows = 40 + 13 * i;
-            (kind, rows, weights(&mut rng, kind, rows, columns, Style::Plain))
+            (
+                kind,
+                rows,
+                weights(&mut rng, kind, rows, columns, Style::Plain),
+            )
         })
         .collect();
-    let mut results: Vec<Vec<f32>> = matrices.iter().map(|(_, rows, _)| vec![0.0; width * rows]).collect();
+    let mut results: Vec<Vec<f32>> = matrices
+        .iter()
+        .map(|(_, rows, _)| vec![0.0; width * rows])
+        .collect();
     let mut products: Vec<Product<'_, '_>> = matrices
         .iter()
         .zip(&mut results)
@@ -232,7 +287,11 @@ fn several_products_in_one_run_are_those_of_single_runs() {
     for ((kind, rows, bytes), data) in matrices.iter().zip(&results) {
         let weight = MatrixView::new(*kind, *rows, columns, bytes);
         let bits: Vec<u32> = data.iter().map(|value| value.to_bits()).collect();
-        assert!(bits == product(&pool, &weight, &x, width), "{}", kind.name());
+        assert!(
+            bits == product(&pool, &weight, &x, width),
+            "{}",
+            kind.name()
+        );
     }
 }
 
@@ -250,10 +309,19 @@ fn a_nan_in_the_input_or_in_a_scale_is_not_lost() {
         for set in sets() {
             let pool = ComputePool::with_instruction_set(1, set);
             for (index, bits) in product(&pool, &weight, &x, width).into_iter().enumerate() {
-                assert_eq!(f32::from_bits(bits).is_nan(), index / rows == 2, "{} {set}", kind.name());
+                assert_eq!(
+                    f32::from_bits(bits).is_nan(),
+                    index / rows == 2,
+                    "{} {set}",
+                    kind.name()
+                );
             }
             let all = product(&pool, &poisoned, &x, width);
-            assert!(all.into_iter().all(|bits| f32::from_bits(bits).is_nan()), "{} {set}", kind.name());
+            assert!(
+                all.into_iter().all(|bits| f32::from_bits(bits).is_nan()),
+                "{} {set}",
+                kind.name()
+            );
         }
     }
 }

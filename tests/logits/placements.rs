@@ -1,11 +1,7 @@
 //! A token's logits are bit-identical under every plan, ring size, reader, device, chunking and company.
 
-#[path = "support/run.rs"]
-mod run;
-#[path = "support/synthesised.rs"]
-mod synthesised;
-
-use run::{MIB, Sequence, all_resident, load, settings, smollm2};
+use crate::run::{MIB, Sequence, all_resident, load, settings, smollm2};
+use crate::synthesised;
 use std::path::Path;
 use strata::memory::ReaderChoice;
 use strata::model::{Batch, LoadedModel, PlannedModel};

@@ -5,22 +5,23 @@ use strata::kv_cache::PageId;
 use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
 use strata::model::{Batch, LoadedModel, PlannedModel, Run};
-use strata::placement::{DeviceKind, ExecutorChoice, PlanRequest, Rates};
+use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
 use strata::weights::{Lookahead, WeightsSettings};
 
 /// Tokens in a page of the KV cache.
 const PAGE_TOKENS: usize = 32;
 
-pub const MIB: u64 = 1 << 20;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Everything rests in memory: the reference that other placements are compared with.
-pub fn all_resident() -> PlanRequest {
+pub(crate) fn all_resident() -> PlanRequest {
     PlanRequest {
         device: DeviceKind::Cpu,
         device_budget: None,
         host_budget: 8 << 30,
         context: 1024,
         parallel: 2,
+        kv_type: KvType::F16,
         step_width: Some(512),
         read_alignment: 4096,
         slice_bytes: None,
@@ -32,7 +33,7 @@ pub fn all_resident() -> PlanRequest {
 }
 
 /// Released ring space is poisoned, so that a use after release shows in the logits.
-pub fn settings() -> WeightsSettings {
+pub(crate) fn settings() -> WeightsSettings {
     WeightsSettings {
         reader: ReaderChoice::Auto,
         link_rate: None,
@@ -41,19 +42,21 @@ pub fn settings() -> WeightsSettings {
     }
 }
 
-pub fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings) -> LoadedModel {
+pub(crate) fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings) -> LoadedModel {
     let planned = PlannedModel::open(path, request).unwrap();
-    planned.load(settings, 2, &Metrics::new(), &|_| true).unwrap()
+    planned
+        .load(settings, 2, &Metrics::new(), &|_| true)
+        .unwrap()
 }
 
 /// A sequence that has pages of its own, the first of which is `first_page`.
-pub struct Sequence {
+pub(crate) struct Sequence {
     pages: Vec<PageId>,
-    pub tokens: Vec<u32>,
+    pub(crate) tokens: Vec<u32>,
 }
 
 impl Sequence {
-    pub fn new(first_page: u32, pages: u32) -> Sequence {
+    pub(crate) fn new(first_page: u32, pages: u32) -> Sequence {
         Sequence {
             pages: (first_page..first_page + pages).map(PageId).collect(),
             tokens: Vec::new(),
@@ -61,7 +64,7 @@ impl Sequence {
     }
 
     /// The run of these next tokens, which are counted as computed.
-    pub fn run<'a>(&'a mut self, tokens: &'a [u32], wants_logits: bool) -> Run<'a> {
+    pub(crate) fn run<'a>(&'a mut self, tokens: &'a [u32], wants_logits: bool) -> Run<'a> {
         let position = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
         let pages = self.tokens.len().div_ceil(PAGE_TOKENS);
@@ -74,7 +77,7 @@ impl Sequence {
     }
 
     /// Computes these tokens in one step and gives the logits of the last.
-    pub fn step(&mut self, loaded: &mut LoadedModel, tokens: &[u32]) -> Vec<f32> {
+    pub(crate) fn step(&mut self, loaded: &mut LoadedModel, tokens: &[u32]) -> Vec<f32> {
         let batch = Batch {
             runs: vec![self.run(tokens, true)],
         };
@@ -83,7 +86,7 @@ impl Sequence {
 }
 
 /// log softmax, in f64.
-pub fn log_probabilities(logits: &[f32]) -> Vec<f64> {
+pub(crate) fn log_probabilities(logits: &[f32]) -> Vec<f64> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shifted = logits.iter().map(|&l| f64::from(l) - f64::from(largest));
     let sum: f64 = shifted.clone().map(f64::exp).sum();
@@ -91,7 +94,7 @@ pub fn log_probabilities(logits: &[f32]) -> Vec<f64> {
 }
 
 /// SmolLM2-135M-Instruct, which `make model` fetches.
-pub fn smollm2() -> PathBuf {
+pub(crate) fn smollm2() -> PathBuf {
     let path = match std::env::var_os("STRATA_TEST_SMOLLM2") {
         Some(path) => PathBuf::from(path),
         None => {

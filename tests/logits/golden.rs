@@ -1,11 +1,9 @@
 //! The forward pass gives the reference's log-probabilities: an fp32 computation over the dequantised weights.
 
-#[path = "support/run.rs"]
-mod run;
-
-use run::{Sequence, all_resident, load, log_probabilities, settings, smollm2};
+use crate::run::{Sequence, all_resident, load, log_probabilities, settings, smollm2};
 use serde_json::Value;
 use std::path::Path;
+use strata::placement::KvType;
 
 fn golden(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -31,6 +29,9 @@ fn check_tiny(name: &str) {
         .join(format!("{name}.gguf"));
     let mut request = all_resident();
     request.context = 512;
+    // The reference keeps keys and values in f32. Rounding them to f16 moves these models' log-probabilities by 0.0014
+    // to 0.02, because their random weights make keys and values of up to 6.
+    request.kv_type = KvType::F32;
     for prompt in golden["prompts"].as_array().unwrap() {
         let mut loaded = load(&path, &request, settings());
         let mut sequence = Sequence::new(0, 16);
