@@ -8,6 +8,10 @@ use std::io::IsTerminal;
 use std::process::ExitCode;
 use strata::cli::{Cli, Command};
 use strata::config::{Config, ConfigError, LogLevel};
+use strata::memory::CountingHeap;
+
+#[global_allocator]
+static HEAP: CountingHeap = CountingHeap;
 
 fn main() -> ExitCode {
     match run(Cli::parse()) {

@@ -90,19 +90,17 @@ pub fn listen(address: &str) -> Result<std::net::TcpListener, ListenError> {
     })
 }
 
-/// Serves until SIGTERM, SIGINT or `stop`, then lets running requests end within the grace. A second signal ends the
-/// process at once, with the code that shells give to that signal.
+/// Serves until `stop`, then lets running requests end within the grace.
 ///
 /// # Errors
 ///
-/// Threads, signals or the listener cannot be set up.
+/// Threads or the listener cannot be set up.
 pub fn serve(
     listener: std::net::TcpListener,
     served: Served,
     config: &Config,
     stop: &Stop,
 ) -> std::io::Result<()> {
-    watch_signals(stop.clone())?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_THREADS)
         .max_blocking_threads(BLOCKING_THREADS_MAX)
@@ -118,8 +116,13 @@ pub fn serve(
     served
 }
 
-/// Watches on a thread of its own, so that the second signal ends the process whatever else it is doing.
-fn watch_signals(stop: Stop) -> std::io::Result<()> {
+/// From here on SIGTERM and SIGINT stop the server, and a second one ends the process at once, with the code that shells
+/// give to that signal. A thread of its own watches, so that this holds whatever else the process is doing.
+///
+/// # Errors
+///
+/// The thread or the signals cannot be set up.
+pub fn watch_signals(stop: Stop) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;

@@ -1,6 +1,6 @@
 //! From a configuration to an engine that loads its model, and what else serving needs.
 
-use super::memory_report::MemoryView;
+use super::memory_report::{HeldWhileServing, MemoryView};
 use super::{Usage, one_line};
 use anyhow::{Context, bail};
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ use strata::config::{
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
-use strata::memory::ReaderChoice;
+use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
 use strata::model::{self, LoadedModel, Model, PlannedModel};
 use strata::placement::{DeviceKind, ExecutorChoice, KvType, Plan, PlanRequest, Rates, Tier};
@@ -40,8 +40,15 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let of_file = || path.display().to_string();
     let gguf = Gguf::open(path).with_context(of_file)?;
     let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
+    // Nothing else runs yet: what becomes live meanwhile is what these hold.
+    let live = [heap_live_bytes()];
     let tokenizer = Arc::new(Tokenizer::from_gguf(&gguf.metadata).with_context(of_file)?);
+    let live = [live[0], heap_live_bytes()];
     let template = ChatTemplate::from_gguf(&gguf.metadata, &tokenizer).with_context(of_file)?;
+    let held = HeldWhileServing {
+        tokenizer: live[1].saturating_sub(live[0]) as u64,
+        template: heap_live_bytes().saturating_sub(live[1]) as u64,
+    };
     let request = plan_request(config, &hyperparameters)?;
     let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
     if tokenizer.vocabulary_size() > planned.hyperparameters.vocabulary_size as usize {
@@ -75,7 +82,8 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let model_context = planned.hyperparameters.context_length as usize;
     let view = Arc::new(MemoryView {
         plan: Arc::clone(&plan),
-        tokenizer_bytes: tokenizer.approximate_bytes(),
+        model: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
+        held,
         loaded: OnceLock::new(),
     });
     let make_model = {
@@ -148,6 +156,7 @@ fn make_model(
         model,
         reader,
         traffic,
+        arenas,
     } = planned.load(weights, threads, metrics, &on_progress)?;
     let (rung, reason) = match &reader {
         Some((rung, reason)) => (rung.name(), reason.as_str()),
@@ -158,7 +167,9 @@ fn make_model(
         .build_info
         .with_label_values(&[env!("CARGO_PKG_VERSION"), planned.plan.device.name(), rung])
         .set(1);
-    view.set_loaded(rung, reason, traffic);
+    // The file's index and metadata have served.
+    drop(planned);
+    view.set_loaded(rung, reason, traffic, arenas);
     Ok(model)
 }
 

@@ -1,15 +1,27 @@
 //! `/memory`: where every byte is, as JSON.
 
+use super::process_memory::{Landmarks, Resident};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use strata::memory::{heap_live_bytes, heap_peak_bytes, restart_heap_peak};
 use strata::placement::{Plan, Tier, TierSplit};
-use strata::weights::Traffic;
+use strata::weights::{Arenas, Traffic};
 
 /// What the report is made of. `main` makes it, the engine thread completes it, HTTP threads read it.
 pub(crate) struct MemoryView {
     pub(crate) plan: Arc<Plan>,
-    pub(crate) tokenizer_bytes: usize,
+    /// The file as the kernel names it.
+    pub(crate) model: PathBuf,
+    pub(crate) held: HeldWhileServing,
     pub(crate) loaded: OnceLock<Loaded>,
+}
+
+/// Bytes of the heap that are in use for as long as the server is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HeldWhileServing {
+    pub(crate) tokenizer: u64,
+    pub(crate) template: u64,
 }
 
 /// Known once the weights are in place.
@@ -17,20 +29,28 @@ pub(crate) struct Loaded {
     rung: String,
     reason: String,
     traffic: Box<dyn Fn() -> Traffic + Send + Sync>,
+    arenas: Arenas,
+    /// What of the heap was in use before the first step.
+    heap_at_rest: u64,
 }
 
 impl MemoryView {
+    /// Called on the engine thread, before the first step.
     pub(crate) fn set_loaded(
         &self,
         rung: &str,
         reason: &str,
         traffic: Box<dyn Fn() -> Traffic + Send + Sync>,
+        arenas: Arenas,
     ) {
         let loaded = Loaded {
             rung: rung.to_owned(),
             reason: reason.to_owned(),
             traffic,
+            arenas,
+            heap_at_rest: heap_live_bytes() as u64,
         };
+        restart_heap_peak();
         let first = self.loaded.set(loaded).is_ok();
         assert!(first, "a process loads one model");
     }
@@ -47,16 +67,17 @@ impl MemoryView {
             })
         };
         let leases = traffic.leases;
+        let resident = self.resident();
         let mut tiers = Vec::new();
         if let Some(split) = plan.device_split {
-            tiers.push(tier(plan, Tier::Device, split));
+            tiers.push(tier(plan, Tier::Device, split, resident.device_arena));
         }
-        tiers.push(tier(plan, Tier::Host, plan.host_split));
+        let host = resident.host_arena + resident.model;
+        tiers.push(tier(plan, Tier::Host, plan.host_split, host));
         tiers.push(json!({
             "tier": Tier::Storage.name(),
             "home_bytes": plan.weight_home_bytes(Tier::Storage),
         }));
-        let process = Process::now();
         json!({
             "device": plan.device.name(),
             "mapped": plan.mapped,
@@ -73,37 +94,91 @@ impl MemoryView {
                 "storage": leases[Tier::Storage as usize],
             },
             "stall_seconds": by_home(traffic.stall_seconds),
-            "overhead": self.overhead(process),
+            "overhead": self.overhead(&resident),
+            "heap": self.heap(),
             "process": {
-                "rss_bytes": process.rss,
-                "peak_rss_bytes": process.peak_rss,
+                "rss_bytes": resident.total(),
+                "peak_rss_bytes": peak_rss_bytes(),
             },
             "plan": plan.report_json(),
         })
     }
 
-    /// What the process holds beyond its budgets, by item. The last is the difference between what the operating
-    /// system counts and everything that strata accounts for.
-    fn overhead(&self, process: Process) -> Value {
-        let budgets: u64 = [Some(self.plan.host_split), self.plan.device_split]
-            .into_iter()
-            .flatten()
-            .map(|split| split.claimed())
-            .sum();
-        let tokenizer = self.tokenizer_bytes as u64;
-        let rest = process.anonymous.saturating_sub(budgets + tokenizer);
+    fn resident(&self) -> Resident {
+        let arenas = self.loaded.get().map(|loaded| &loaded.arenas);
+        Resident::now(&Landmarks {
+            host_arena: arenas.map_or(0..0, |arenas| arenas.host.addresses()),
+            device_arena: arenas
+                .and_then(|arenas| arenas.device.as_ref())
+                .map_or(0..0, |arena| arena.addresses()),
+            model: &self.model,
+        })
+    }
+
+    /// What the process holds outside the arenas, by item: with what is resident of the tiers, all of its RSS. The
+    /// scratch of the plan that is not in arenas (activations) is part of it, although the budgets have room for it.
+    fn overhead(&self, resident: &Resident) -> Value {
+        let live = heap_live_bytes() as u64;
+        let loaded = self.loaded.get();
+        let at_rest = loaded.map_or(live, |loaded| loaded.heap_at_rest).min(live);
+        // What is in use need not be resident (it may not have been written to yet): no item takes more than is left.
+        let mut left = resident.anonymous;
+        let mut of_heap = |bytes: u64| {
+            let taken = bytes.min(left);
+            left -= taken;
+            taken
+        };
+        let HeldWhileServing {
+            tokenizer,
+            template,
+        } = self.held;
         let mut items = vec![
-            json!({"what": "tokenizer and vocabulary", "bytes": tokenizer}),
-            json!({"what": "allocator, HTTP, stacks and everything else on the heap beyond the plan", "bytes": rest}),
+            ("program and libraries", resident.program),
+            ("tokenizer and vocabulary", of_heap(tokenizer)),
+            ("chat template", of_heap(template)),
+            (
+                "plan, metrics and other state of the server",
+                of_heap(at_rest.saturating_sub(tokenizer + template)),
+            ),
+            (
+                "activations, requests and connections",
+                of_heap(live - at_rest),
+            ),
         ];
-        if !self.plan.mapped {
-            items.push(json!({"what": "program and libraries", "bytes": process.file}));
-        }
-        Value::Array(items)
+        items.push((
+            "stacks of threads, and what the allocator holds and nobody uses",
+            left + resident.main_stack,
+        ));
+        items.push(("queues shared with the kernel", resident.kernel));
+        let item = |(what, bytes): (&str, u64)| json!({"what": what, "bytes": bytes});
+        Value::Array(items.into_iter().map(item).collect())
+    }
+
+    /// The heap in use, beside the scratch that the plan has outside of arenas.
+    fn heap(&self) -> Value {
+        let plan = &self.plan;
+        let splits = [
+            (Tier::Host, Some(plan.host_split)),
+            (Tier::Device, plan.device_split),
+        ];
+        let scratch = splits.into_iter().map(|(tier, split)| {
+            let claimed = split.map_or(0, |split| split.claimed());
+            let mapped = match (plan.mapped, split) {
+                (true, Some(split)) => split.weights,
+                _ => 0,
+            };
+            claimed.saturating_sub(mapped + plan.arena_bytes(tier))
+        });
+        json!({
+            "live_bytes": heap_live_bytes(),
+            "at_rest_bytes": self.loaded.get().map(|loaded| loaded.heap_at_rest),
+            "peak_while_serving_bytes": heap_peak_bytes(),
+            "scratch_planned_bytes": scratch.sum::<u64>(),
+        })
     }
 }
 
-fn tier(plan: &Plan, tier: Tier, split: TierSplit) -> Value {
+fn tier(plan: &Plan, tier: Tier, split: TierSplit, resident: u64) -> Value {
     json!({
         "tier": tier.name(),
         "budget_bytes": split.budget,
@@ -113,36 +188,18 @@ fn tier(plan: &Plan, tier: Tier, split: TierSplit) -> Value {
         "scratch_bytes": split.scratch,
         "free_bytes": split.free(),
         "home_bytes": plan.weight_home_bytes(tier),
+        "arena_bytes": plan.arena_bytes(tier),
+        "resident_bytes": resident,
     })
 }
 
-/// What the operating system says of this process, in bytes; 0 where it does not.
-#[derive(Clone, Copy, Default)]
-struct Process {
-    rss: u64,
-    peak_rss: u64,
-    anonymous: u64,
-    file: u64,
-}
-
-impl Process {
-    fn now() -> Process {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let bytes = |key: &str| {
-            let line = status.lines().find_map(|line| line.strip_prefix(key))?;
-            let kib: u64 = line
-                .trim_start_matches(':')
-                .split_whitespace()
-                .next()?
-                .parse()
-                .ok()?;
-            Some(kib * 1024)
-        };
-        Process {
-            rss: bytes("VmRSS").unwrap_or(0),
-            peak_rss: bytes("VmHWM").unwrap_or(0),
-            anonymous: bytes("RssAnon").unwrap_or(0),
-            file: bytes("RssFile").unwrap_or(0),
-        }
-    }
+/// The most that the process has held so far; 0 where the kernel does not tell.
+fn peak_rss_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))
+        .unwrap_or_default();
+    let kib = line.split_whitespace().next().unwrap_or_default();
+    kib.parse::<u64>().map_or(0, |kib| kib * 1024)
 }

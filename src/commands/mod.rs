@@ -4,6 +4,7 @@ mod files;
 mod generate;
 mod load;
 mod memory_report;
+mod process_memory;
 mod serve;
 mod stderr;
 

@@ -10,6 +10,9 @@ use strata::engine::EngineStatus;
 /// Serves until a signal. While the model loads, `/health` says how far it is; a model that does not load ends the
 /// server.
 pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
+    let stop = Stop::new();
+    // Before anything slow: a file is parsed and planned before there is a server to stop.
+    api::watch_signals(stop.clone()).context("watch signals")?;
     let listener = api::listen(&config.listen)?;
     let loading = load(config)?;
     tracing::info!(
@@ -19,7 +22,6 @@ pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
         listener.local_addr().context("find the port")?
     );
     let engine = loading.engine;
-    let stop = Stop::new();
     let watcher = std::thread::Builder::new()
         .name("loading".to_owned())
         .spawn({

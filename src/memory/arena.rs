@@ -195,6 +195,12 @@ impl Arena {
             .is_some_and(|offset| offset <= self.bytes && bytes <= self.bytes - offset)
     }
 
+    /// Where the arena is in this process.
+    pub fn addresses(&self) -> std::ops::Range<usize> {
+        let start = self.base.addr().get();
+        start..start + self.bytes
+    }
+
     /// The address of a span's first byte, valid for `span.bytes` bytes while the arena lives.
     ///
     /// # Panics

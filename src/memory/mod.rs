@@ -16,6 +16,7 @@ mod arena;
 mod block_reader;
 mod event;
 mod faulty;
+mod heap;
 mod io_thread;
 mod io_uring;
 mod mapped;
@@ -31,6 +32,7 @@ pub use block_reader::{
 };
 pub use event::Event;
 pub use faulty::{FaultControl, Faults, FaultyReader};
+pub use heap::{CountingHeap, heap_live_bytes, heap_peak_bytes, restart_heap_peak};
 pub use io_thread::{ReadDone, ReadError, ReadPiece};
 pub use mapped::MappedFile;
 pub use reader::{QUEUED_TICKETS_MAX, Reader, ReaderChoice, Rung};

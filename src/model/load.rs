@@ -44,6 +44,8 @@ pub struct LoadedModel {
     pub model: Box<dyn Model>,
     pub reader: Option<(Rung, String)>,
     pub traffic: Box<dyn Fn() -> Traffic + Send + Sync>,
+    /// The memory of each tier.
+    pub arenas: Arenas,
 }
 
 impl PlannedModel {
@@ -103,7 +105,7 @@ impl PlannedModel {
             file,
             &self.gguf,
             Arc::clone(&self.plan),
-            arenas,
+            arenas.clone(),
             settings,
             metrics.clone(),
             progress,
@@ -117,6 +119,7 @@ impl PlannedModel {
             model: Box::new(model),
             reader,
             traffic,
+            arenas,
         })
     }
 }

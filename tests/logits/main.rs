@@ -1,18 +1,10 @@
-//! What a model computes: the reference's log-probabilities, and the same bits wherever its weights are and however its
-//! storage behaves.
+//! What a model computes: the reference's log-probabilities, and the same bits wherever its weights are.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod faulty_storage;
 mod golden;
-#[path = "../support/models.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test crate uses a part of this module"
-)]
-mod models;
 mod placements;
+#[path = "../support/run.rs"]
 mod run;
 #[path = "../support/synthesised.rs"]
 mod synthesised;

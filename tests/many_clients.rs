@@ -1,9 +1,22 @@
 //! More clients than there is room for, clients that leave and clients that do not read, and a server that is killed
 //! and started again on the same port.
 
-use super::http;
-use super::models::{RandomOptions, random};
-use super::process::{Server, completion};
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/http.rs"]
+mod http;
+#[path = "support/models.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test crate uses a part of this module"
+)]
+mod models;
+#[path = "support/process.rs"]
+mod process;
+
+use models::{RandomOptions, random};
+use process::{Server, completion};
 use std::path::PathBuf;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,12 +1,26 @@
 //! The model file is damaged while it is served. Where weights are copied, requests fail and the server lives; once the
 //! file is whole again, so are the answers. Where it is mapped, the process ends with a code of its own and says why.
 
-use super::http;
-use super::models::{RandomOptions, random};
-use super::process::{Guard, Server, completion, strata};
-use std::fs::OpenOptions;
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/http.rs"]
+mod http;
+#[path = "support/models.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test crate uses a part of this module"
+)]
+mod models;
+#[path = "support/process.rs"]
+mod process;
+
+use models::{RandomOptions, random};
+use process::{Server, completion, strata};
+use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use tempfile::TempDir;
 
 const PROMPT: &str = "the hen on the other hand";
@@ -159,7 +173,7 @@ fn failures_are_survived_where_the_log_cannot_be_written() {
     command.arg("serve").arg(&path).args(flags(STREAMED[0]));
     command.args(["--listen", &address.to_string(), "--log", "trace"]);
     command.stdout(std::process::Stdio::null()).stderr(log);
-    let mut child = Guard(command.spawn().unwrap());
+    let mut child = process::Guard(command.spawn().unwrap());
     let complete = || {
         let body = completion(PROMPT, 4).to_string();
         let headers = [("content-type", "application/json")];
@@ -271,5 +285,62 @@ fn other_bytes_in_the_file_give_other_answers_and_no_crash() {
         server.complete(PROMPT, 1);
         assert_eq!(server.text(PROMPT, 8), expected);
         server.assert_healthy();
+    }
+}
+
+/// A file that shrinks between the reading of its header and the reading of its weights.
+#[test]
+fn a_file_that_changes_while_it_is_opened_is_refused() {
+    use strata::metrics::Metrics;
+    use strata::model::PlannedModel;
+    use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
+    use strata::weights::{Lookahead, WeightsSettings};
+    let (folder, path) = model(512);
+    let whole = std::fs::read(&path).unwrap();
+    for map_file in [true, false] {
+        let request = PlanRequest {
+            device: DeviceKind::Cpu,
+            device_budget: None,
+            host_budget: 1 << 30,
+            context: 256,
+            parallel: 1,
+            kv_type: KvType::F16,
+            step_width: None,
+            read_alignment: 4096,
+            slice_bytes: None,
+            ring_entries: None,
+            executor: ExecutorChoice::Auto,
+            map_file,
+            rates: Rates::default(),
+        };
+        let settings = WeightsSettings {
+            reader: strata::memory::ReaderChoice::Auto,
+            link_rate: None,
+            lookahead: Lookahead::Ring,
+            poison_released: true,
+        };
+        let opened = |change: &dyn Fn()| {
+            let planned = PlannedModel::open(&path, &request).unwrap();
+            assert_eq!(planned.plan.mapped, map_file);
+            change();
+            let loaded = planned.load(settings, 1, &Metrics::new(), &|_| true);
+            std::fs::remove_file(&path).unwrap();
+            File::create(&path).unwrap().write_all(&whole).unwrap();
+            match loaded {
+                Ok(_) => panic!("loaded"),
+                Err(error) => error.to_string(),
+            }
+        };
+        let half = whole.len() as u64 / 2;
+        let shrunk = opened(&|| truncate(&path, half));
+        assert!(shrunk.contains("it is being written"), "{shrunk}");
+        let longer = opened(&|| truncate(&path, half * 4));
+        assert!(longer.contains("it is being written"), "{longer}");
+        let gone = opened(&|| {
+            std::fs::rename(&path, folder.path().join("away")).unwrap();
+            let made = Command::new("mkfifo").arg(&path).status();
+            assert!(made.unwrap().success());
+        });
+        assert!(gone.contains("not a regular file"), "{gone}");
     }
 }

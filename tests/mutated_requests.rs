@@ -1,9 +1,22 @@
 //! Requests that are almost right: thousands of seeded mutations of good bodies. Each is answered with a success or with
 //! the client's fault in the envelope; none is a fault of the server's.
 
-use super::http;
-use super::models::{RandomOptions, VocabularyKind, random};
-use super::process::Server;
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/http.rs"]
+mod http;
+#[path = "support/models.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test crate uses a part of this module"
+)]
+mod models;
+#[path = "support/process.rs"]
+mod process;
+
+use models::{RandomOptions, VocabularyKind, random};
+use process::Server;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde_json::{Value, json};

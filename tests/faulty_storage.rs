@@ -1,12 +1,27 @@
 //! A model is computed while its storage misbehaves: logits are equal to the bit to those without faults, or the step
 //! fails with file, offset and group in the message, and the next step computes as if nothing had been.
 
-use super::models::{RandomOptions, random};
-use super::run::{self, Sequence, all_resident, settings};
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/models.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test crate uses a part of this module"
+)]
+mod models;
+#[path = "support/run.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    reason = "each test crate uses a part of this module"
+)]
+mod run;
+
+use models::{RandomOptions, random};
+use run::{Sequence, all_resident, settings};
 use std::cell::Cell;
-use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 use strata::memory::{FaultControl, Faults, FaultyReader};
 use strata::metrics::Metrics;
@@ -284,45 +299,5 @@ fn errors_while_loading_name_the_group() {
                 );
             }
         }
-    }
-}
-
-/// A file that changes between the reading of its header and the reading of its weights.
-#[test]
-fn a_file_that_changes_while_it_is_opened_is_refused() {
-    let (folder, path) = model();
-    let whole = std::fs::read(&path).unwrap();
-    let half = whole.len() as u64 / 2;
-    let resize = |bytes| {
-        let file = OpenOptions::new().write(true).open(&path).unwrap();
-        file.set_len(bytes).unwrap();
-    };
-    for map_file in [true, false] {
-        let request = PlanRequest {
-            map_file,
-            ..all_resident()
-        };
-        let refusal = |change: &dyn Fn()| {
-            let planned = PlannedModel::open(&path, &request).unwrap();
-            assert_eq!(planned.plan.mapped, map_file);
-            change();
-            let loaded = planned.load(settings(), 1, &Metrics::new(), &|_| true);
-            std::fs::remove_file(&path).unwrap();
-            std::fs::write(&path, &whole).unwrap();
-            match loaded {
-                Ok(_) => panic!("loaded"),
-                Err(error) => error.to_string(),
-            }
-        };
-        let shrunk = refusal(&|| resize(half));
-        assert!(shrunk.contains("it is being written"), "{shrunk}");
-        let longer = refusal(&|| resize(half * 4));
-        assert!(longer.contains("it is being written"), "{longer}");
-        let pipe = refusal(&|| {
-            std::fs::rename(&path, folder.path().join("away")).unwrap();
-            let made = Command::new("mkfifo").arg(&path).status();
-            assert!(made.unwrap().success());
-        });
-        assert!(pipe.contains("not a regular file"), "{pipe}");
     }
 }
