@@ -96,6 +96,8 @@ fn unknown_flags_and_commands_are_usage_errors() {
         assert_eq!(outcome.status.code(), Some(2), "{}", outcome.stderr);
         assert!(!outcome.stderr.contains("panicked"), "{}", outcome.stderr);
     }
+    let outcome = run(strata().args(["serve", "m.gguf", "--contxt", "5"]));
+    assert!(outcome.stderr.contains("--context"), "{}", outcome.stderr);
     let outcome = run(strata().arg("inspect").arg(OsStr::from_bytes(b"\xff.gguf")));
     outcome.refusal(1, &["cannot open"]);
     let outcome = run(strata()
