@@ -34,8 +34,6 @@ pub struct Metrics {
     pub step_predicted_seconds: Gauge,
     /// `{tier, state=used|free}`.
     pub kv_pages: IntGaugeVec,
-    /// `{outcome=hit|miss}`.
-    pub prefix_cache_tokens_total: IntCounterVec,
     /// `{endpoint, outcome}`; outcomes: `stop`, `length`, `cancelled`, `rejected`, `error`.
     pub requests_total: IntCounterVec,
     /// `{state=running|waiting}`.
@@ -151,11 +149,6 @@ impl Metrics {
                 "strata_kv_pages",
                 "Pages of the KV cache.",
                 &["tier", "state"],
-            ),
-            prefix_cache_tokens_total: counters(
-                "strata_prefix_cache_tokens_total",
-                "Prompt tokens found in the KV cache, or not.",
-                &["outcome"],
             ),
             requests_total: counters(
                 "strata_requests_total",
