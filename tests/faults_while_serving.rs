@@ -289,7 +289,7 @@ fn a_file_that_changes_while_it_is_opened_is_refused() {
     use strata::metrics::Metrics;
     use strata::model::PlannedModel;
     use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
-    use strata::weights::{Lookahead, WeightsSettings};
+    use strata::weights::{Loading, Lookahead, WeightsSettings};
     let (folder, path) = model(512);
     let whole = std::fs::read(&path).unwrap();
     for map_file in [true, false] {
@@ -318,7 +318,14 @@ fn a_file_that_changes_while_it_is_opened_is_refused() {
             let planned = PlannedModel::open(&path, &request).unwrap();
             assert_eq!(planned.plan.mapped, map_file);
             change();
-            let loaded = planned.load(settings, 1, &Metrics::new(), &|_| true);
+            let loaded = planned.load(
+                1,
+                &Loading {
+                    settings,
+                    metrics: &Metrics::new(),
+                    progress: &|_| true,
+                },
+            );
             std::fs::remove_file(&path).unwrap();
             File::create(&path).unwrap().write_all(&whole).unwrap();
             match loaded {

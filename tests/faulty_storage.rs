@@ -17,7 +17,7 @@ use strata::memory::{FaultControl, Faults, FaultyReader};
 use strata::metrics::Metrics;
 use strata::model::{Batch, LoadedModel, PlannedModel, StepError};
 use strata::placement::{DeviceKind, ExecutorChoice, PlanRequest, Tier};
-use strata::weights::ModelFile;
+use strata::weights::{Loading, ModelFile};
 use tempfile::TempDir;
 
 const PROMPT: [u32; 7] = [5, 70, 200, 260, 9, 131, 77];
@@ -71,6 +71,14 @@ fn placements() -> Vec<(&'static str, PlanRequest)> {
 }
 
 /// Released ring entries are poisoned.
+fn loading(metrics: &Metrics) -> Loading<'_> {
+    Loading {
+        settings: settings(),
+        metrics,
+        progress: &|_| true,
+    }
+}
+
 fn load(path: &Path, request: &PlanRequest, seed: u64) -> (LoadedModel, FaultControl) {
     let planned = PlannedModel::open(path, request).unwrap();
     assert!(
@@ -81,7 +89,7 @@ fn load(path: &Path, request: &PlanRequest, seed: u64) -> (LoadedModel, FaultCon
     let control = reader.control();
     let file = ModelFile::Through(Box::new(reader));
     let loaded = planned
-        .load_from(file, settings(), 2, &Metrics::new(), &|_| true)
+        .load_from(file, 2, &loading(&Metrics::new()))
         .unwrap();
     (loaded, control)
 }
@@ -209,6 +217,48 @@ fn a_place_that_cannot_be_read_fails_every_step_until_it_can() {
     }
 }
 
+/// After a step, the next one's first groups are read ahead. A failure that nobody waits for is old when the next
+/// request comes.
+#[test]
+fn a_failure_while_nobody_computes_does_not_fail_the_next_step() {
+    let (_folder, path) = model();
+    let expected = reference(&path);
+    let everything = (0..std::fs::metadata(&path).unwrap().len()).step_by(512);
+    for (name, request) in placements() {
+        let (mut loaded, control) = load(&path, &request, 4);
+        let leases = Cell::new(0);
+        let count = || {
+            leases.set(leases.get() + 1);
+            false
+        };
+        assert!(step(&mut loaded, &count).unwrap() == expected, "{name}");
+        let mut survived = 0;
+        for _ in 0..20 {
+            let asked = Cell::new(0);
+            // Nothing can be read from the last lease on.
+            let break_at_the_end = || {
+                asked.set(asked.get() + 1);
+                if asked.get() == leases.get() {
+                    control.change(|faults| faults.broken = everything.clone().collect());
+                }
+                false
+            };
+            survived += u32::from(step(&mut loaded, &break_at_the_end).is_ok());
+            while control.submitted() != control.completed() {
+                std::thread::yield_now();
+            }
+            control.set(Faults::default());
+            let logits = step(&mut loaded, &|| false);
+            assert!(
+                logits.as_ref() == Ok(&expected),
+                "{name}: {:?}",
+                logits.err()
+            );
+        }
+        assert!(survived > 0, "{name}: no read failed between two steps");
+    }
+}
+
 #[test]
 fn cancelled_steps_leave_nothing_behind() {
     let (_folder, path) = model();
@@ -280,7 +330,7 @@ fn errors_while_loading_name_the_group() {
             };
             let reader = FaultyReader::open(&path, broken, faults).unwrap();
             let file = ModelFile::Through(Box::new(reader));
-            let loaded = planned.load_from(file, settings(), 1, &Metrics::new(), &|_| true);
+            let loaded = planned.load_from(file, 1, &loading(&Metrics::new()));
             if let Err(error) = loaded {
                 let error = error.to_string();
                 assert!(

@@ -148,7 +148,6 @@ fn make_model(
     progress: &Progress,
 ) -> anyhow::Result<Box<dyn Model>> {
     let on_progress = |ratio: f64| {
-        metrics.load_progress_ratio.set(ratio);
         progress.set(ratio);
         !progress.is_cancelled()
     };
@@ -157,7 +156,14 @@ fn make_model(
         reader,
         traffic,
         arenas,
-    } = planned.load(weights, threads, metrics, &on_progress)?;
+    } = planned.load(
+        threads,
+        &strata::weights::Loading {
+            settings: weights,
+            metrics,
+            progress: &on_progress,
+        },
+    )?;
     let (rung, reason) = match &reader {
         Some((rung, reason)) => (rung.name(), reason.as_str()),
         None => ("mapped", "the whole file fits the host budget"),

@@ -28,17 +28,17 @@ const RETRY_PAUSE_MAX: Duration = Duration::from_millis(10);
 /// A contiguous read. Offset, length and address are multiples of the reader's block; bytes past the end of the file (as
 /// it was when opened) need not arrive, and what the span held there may stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ReadPiece {
-    pub file_offset: u64,
-    pub span: Span,
+pub(super) struct ReadPiece {
+    pub(super) file_offset: u64,
+    pub(super) span: Span,
 }
 
 /// How a ticket ended. On success every byte of its pieces that the file has is in place; on failure any of them may be.
 #[derive(Debug)]
-pub struct ReadDone {
-    pub ticket: u64,
+pub(super) struct ReadDone {
+    pub(super) ticket: u64,
     /// Bytes read.
-    pub result: Result<u64, ReadError>,
+    pub(super) result: Result<u64, ReadError>,
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -1,16 +1,16 @@
 //! All raw memory and I/O: arenas, the storage reader, the copy stream of the emulated device, mapped files.
 //!
-//! The rest of the program sees spans (ranges of an arena), tickets (numbers of its own choosing) and callbacks; it
-//! never sees a file descriptor or a ring. A `Reader` brings bytes from the model file into an arena, a `CopyStream`
-//! takes them from one arena to another, and each tells its caller by ticket when the bytes are there.
+//! The rest of the program sees regions (owned ranges of an arena), tickets (numbers of its own choosing) and callbacks;
+//! it never sees a file descriptor or a ring. A `RegionReader` brings bytes from the model file into a region, a
+//! `RegionCopies` takes them from one arena to another, and each gives the regions back when the bytes are there.
 //!
-//! Threads: one I/O thread per `Reader` (it owns the io_uring), one queue thread per `CopyStream`, and four reading
-//! threads where the reader had to step down to `pread`. Handles may be used from any thread. Callbacks run on the
-//! thread that did the work and must not block.
+//! Threads: one I/O thread per reader (it owns the io_uring), one queue thread per copy stream, and four reading threads
+//! where the reader had to step down to `pread`. Handles may be used from any thread. Callbacks run on the thread that did
+//! the work and must not block.
 //!
-//! Who may touch which bytes: a span that is handed to `Reader::read` or `CopyStream::copy` belongs to that operation
-//! until its callback (or its event) says that it is over. Nobody else reads or writes it meanwhile; the contracts of
-//! `Arena::bytes` and `Arena::bytes_mut` say the same from the other side.
+//! Inside the module `Reader` and `CopyStream` work on spans, which say where and not whose: a span that is handed to
+//! them belongs to that operation until its callback (or its event) says that it is over. Regions are what keeps that
+//! promise, so only regions leave the module.
 
 mod arena;
 mod block_reader;
@@ -33,11 +33,10 @@ pub use block_reader::{
 pub use event::Event;
 pub use faulty::{FaultControl, Faults, FaultyReader};
 pub use heap::{CountingHeap, heap_live_bytes, heap_peak_bytes, restart_heap_peak};
-pub use io_thread::{ReadDone, ReadError, ReadPiece};
+pub use io_thread::ReadError;
 pub use mapped::MappedFile;
-pub use reader::{QUEUED_TICKETS_MAX, Reader, ReaderChoice, Rung};
+pub use reader::{ReaderChoice, Rung};
 pub use region::{Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader};
-pub use stream::{COPIES_QUEUED_MAX, CopyStream};
 
 use std::time::Duration;
 

@@ -23,7 +23,7 @@ use super::pread::{PreadReader, read_at};
 
 /// Tickets that may be outstanding before `read` waits for one to end. Callers keep one per ring entry and two more, so
 /// they never see this bound; it is here because every queue has one.
-pub const QUEUED_TICKETS_MAX: usize = 1024;
+pub(super) const QUEUED_TICKETS_MAX: usize = 1024;
 
 /// A request's length: disks reach their rate with a few requests of a megabyte.
 const REQUEST_BYTES_MAX: usize = 1 << 20;
@@ -73,7 +73,7 @@ impl fmt::Display for Rung {
 }
 
 /// Reads one file into one arena. Dropping it waits for every ticket to be reported.
-pub struct Reader {
+pub(super) struct Reader {
     rung: Rung,
     reason: String,
     limits: Limits,
@@ -88,7 +88,7 @@ pub struct Reader {
 impl Reader {
     /// Opens the file and starts the I/O thread. `on_done` is called there once per ticket; it may call `read`, and must
     /// neither block nor call `drain`.
-    pub fn start(
+    pub(super) fn start(
         path: &Path,
         arena: Arc<Arena>,
         choice: ReaderChoice,
@@ -99,7 +99,7 @@ impl Reader {
     }
 
     /// A reader over an implementation of the caller's, for tests. It calls itself `PreadBuffered`.
-    pub fn with_block_reader(
+    pub(super) fn with_block_reader(
         block_reader: Box<dyn BlockReader>,
         arena: Arc<Arena>,
         on_done: Box<dyn Fn(ReadDone) + Send>,
@@ -157,7 +157,7 @@ impl Reader {
     ///
     /// # Panics
     /// When a piece is not aligned to `block_bytes` or lies outside the arena.
-    pub fn read(&self, ticket: u64, pieces: Vec<ReadPiece>) {
+    pub(super) fn read(&self, ticket: u64, pieces: Vec<ReadPiece>) {
         for piece in &pieces {
             let block = self.limits.block_bytes as usize;
             assert!(
@@ -184,7 +184,8 @@ impl Reader {
     }
 
     /// Waits until every ticket given so far, and every ticket given meanwhile, has been reported.
-    pub fn drain(&self) {
+    #[cfg(test)]
+    pub(super) fn drain(&self) {
         assert!(!self.on_io_thread(), "drain is not called by on_done");
         let mut state = self.shared.lock();
         while state.outstanding > 0 {
@@ -196,27 +197,28 @@ impl Reader {
         }
     }
 
-    pub fn rung(&self) -> Rung {
+    pub(super) fn rung(&self) -> Rung {
         self.rung
     }
 
     /// Why this rung and no better one, in words for the log.
-    pub fn rung_reason(&self) -> &str {
+    pub(super) fn rung_reason(&self) -> &str {
         &self.reason
     }
 
     /// What pieces are aligned to.
-    pub fn block_bytes(&self) -> u32 {
+    #[cfg(test)]
+    pub(super) fn block_bytes(&self) -> u32 {
         self.limits.block_bytes
     }
 
     /// The file as it was when opened; compare with `FileIdentity::at` to see whether it was replaced.
-    pub fn file_identity(&self) -> &FileIdentity {
+    pub(super) fn file_identity(&self) -> &FileIdentity {
         &self.file
     }
 
     /// Bytes that arrived, and the time during which at least one request was in flight.
-    pub fn totals(&self) -> TransferTotals {
+    pub(super) fn totals(&self) -> TransferTotals {
         self.shared.totals()
     }
 

@@ -10,7 +10,7 @@
 use super::arena::{Arena, MemoryError, Span};
 use super::block_reader::BlockReader;
 use super::event::Event;
-use super::io_thread::{ReadError, ReadPiece};
+use super::io_thread::{ReadDone, ReadError, ReadPiece};
 use super::reader::{Reader, ReaderChoice, Rung};
 use super::stream::CopyStream;
 use super::{FileIdentity, TransferTotals};
@@ -82,6 +82,16 @@ impl Region {
         unsafe { bytes.align_to_mut::<f32>() }.1
     }
 
+    /// A span means another place in another arena, and what owns that place does not know of this region.
+    fn assert_of(&self, arena: &Arc<Arena>) {
+        assert!(
+            Arc::ptr_eq(&self.arena, arena),
+            "a region of the {} arena where one of the {} arena belongs",
+            self.arena.name(),
+            arena.name()
+        );
+    }
+
     /// Fills the region with 0xFF: a NaN in every float format, so that a use after release shows in the result.
     pub fn poison(&mut self) {
         self.bytes_mut().fill(0xFF);
@@ -127,6 +137,7 @@ fn remove<T>(in_flight: &InFlight<T>, ticket: u64) -> T {
 pub struct RegionReader {
     // Dropped first: what is in flight is reported before the table goes.
     reader: Reader,
+    arena: Arc<Arena>,
     in_flight: InFlight<Region>,
 }
 
@@ -138,8 +149,8 @@ impl RegionReader {
         choice: ReaderChoice,
         on_done: Box<dyn Fn(RegionRead) + Send>,
     ) -> Result<RegionReader, ReadError> {
-        RegionReader::new(on_done, |on_done| {
-            Reader::start(path, arena, choice, on_done)
+        RegionReader::new(&arena, on_done, |on_done| {
+            Reader::start(path, Arc::clone(&arena), choice, on_done)
         })
     }
 
@@ -149,14 +160,15 @@ impl RegionReader {
         arena: Arc<Arena>,
         on_done: Box<dyn Fn(RegionRead) + Send>,
     ) -> Result<RegionReader, ReadError> {
-        RegionReader::new(on_done, |on_done| {
-            Reader::with_block_reader(block_reader, arena, on_done)
+        RegionReader::new(&arena, on_done, |on_done| {
+            Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done)
         })
     }
 
     fn new(
+        arena: &Arc<Arena>,
         on_done: Box<dyn Fn(RegionRead) + Send>,
-        start: impl FnOnce(Box<dyn Fn(super::ReadDone) + Send>) -> Result<Reader, ReadError>,
+        start: impl FnOnce(Box<dyn Fn(ReadDone) + Send>) -> Result<Reader, ReadError>,
     ) -> Result<RegionReader, ReadError> {
         let in_flight = InFlight::default();
         let table = Arc::clone(&in_flight);
@@ -167,14 +179,19 @@ impl RegionReader {
                 result: done.result,
             });
         }))?;
-        Ok(RegionReader { reader, in_flight })
+        Ok(RegionReader {
+            reader,
+            arena: Arc::clone(arena),
+            in_flight,
+        })
     }
 
     /// Queues a read under a number of the caller's choice and returns. `on_done` is called on the I/O thread.
     ///
     /// # Panics
-    /// When a piece is not aligned to the block or lies outside the region.
+    /// When a piece is not aligned to the block or lies outside the region, or the region is another arena's.
     pub fn read(&self, ticket: u64, region: Region, pieces: &[RegionPiece]) {
+        region.assert_of(&self.arena);
         let pieces = pieces
             .iter()
             .map(|piece| ReadPiece {
@@ -215,6 +232,8 @@ pub struct RegionCopied {
 /// A `CopyStream` that is given regions and gives them back.
 pub struct RegionCopies {
     stream: CopyStream,
+    /// Where copies come from and go to.
+    arenas: [Arc<Arena>; 2],
     in_flight: InFlight<(Arc<Region>, Region)>,
 }
 
@@ -236,13 +255,18 @@ impl RegionCopies {
                 destination,
             });
         });
+        let arenas = [Arc::clone(&source), Arc::clone(&destination)];
         RegionCopies {
             stream: CopyStream::start(source, destination, bytes_per_second, on_done),
+            arenas,
             in_flight,
         }
     }
 
     /// Queues a copy of the first `bytes` bytes. It starts after `after`, the last use of the destination.
+    ///
+    /// # Panics
+    /// When a region is shorter than that or is another arena's.
     pub fn copy(
         &self,
         ticket: u64,
@@ -251,6 +275,8 @@ impl RegionCopies {
         bytes: usize,
         after: Event,
     ) {
+        source.assert_of(&self.arenas[0]);
+        destination.assert_of(&self.arenas[1]);
         let from = source.span.part(0, bytes);
         let to = destination.span.part(0, bytes);
         insert(&self.in_flight, ticket, (source, destination));
@@ -307,6 +333,17 @@ mod tests {
         assert_eq!(done.ticket, 8);
         assert_eq!(done.destination.bytes(), source.bytes());
         assert!(device.contains(done.destination.bytes().as_ptr(), 8192));
+    }
+
+    #[test]
+    #[should_panic(expected = "a region of the device arena where one of the host arena belongs")]
+    fn a_region_of_another_arena_is_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let host = Arc::new(Arena::new("host", 8192).unwrap());
+        let device = Arc::new(Arena::new("device", 8192).unwrap());
+        let on_done = Box::new(|_| {});
+        let reader = RegionReader::start(file.path(), host, ReaderChoice::Auto, on_done).unwrap();
+        reader.read(1, Region::allocate_low(&device, 4096).unwrap(), &[]);
     }
 
     #[test]

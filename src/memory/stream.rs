@@ -17,13 +17,13 @@ use super::{AbortOnPanic, TransferTotals};
 
 /// Copies that may be queued before `copy` waits for one to end. Callers keep one per ring entry, so they never see this
 /// bound; it is here because every queue has one.
-pub const COPIES_QUEUED_MAX: usize = 1024;
+pub(super) const COPIES_QUEUED_MAX: usize = 1024;
 
 /// The unit of pacing: long against the precision of a sleep at the rates of real links, short against a group.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// A handle; may be used from any thread. Dropping it waits for every copy.
-pub struct CopyStream {
+pub(super) struct CopyStream {
     source: Arc<Arena>,
     destination: Arc<Arena>,
     shared: Arc<Shared>,
@@ -76,7 +76,7 @@ impl CopyStream {
     ///
     /// # Panics
     /// When the rate is not above 0, or the system has no thread left.
-    pub fn start(
+    pub(super) fn start(
         source: Arc<Arena>,
         destination: Arc<Arena>,
         bytes_per_second: Option<f64>,
@@ -112,7 +112,7 @@ impl CopyStream {
     ///
     /// # Panics
     /// When the spans differ in length or lie outside their arenas.
-    pub fn copy(&self, ticket: u64, source: Span, destination: Span, after: Event) -> Event {
+    pub(super) fn copy(&self, ticket: u64, source: Span, destination: Span, after: Event) -> Event {
         assert_eq!(source.bytes, destination.bytes, "one length");
         self.source.pointer(source);
         self.destination.pointer(destination);
@@ -137,7 +137,8 @@ impl CopyStream {
     }
 
     /// Waits until every copy given so far, and every copy given meanwhile, has been reported.
-    pub fn drain(&self) {
+    #[cfg(test)]
+    pub(super) fn drain(&self) {
         assert!(!self.on_queue_thread(), "drain is not called by on_done");
         let mut state = self.shared.lock();
         while state.outstanding > 0 {
@@ -146,7 +147,7 @@ impl CopyStream {
     }
 
     /// Bytes copied, and the time during which a copy was under way (waits for `after` left out).
-    pub fn totals(&self) -> TransferTotals {
+    pub(super) fn totals(&self) -> TransferTotals {
         let state = self.shared.lock();
         let running = state
             .busy_since

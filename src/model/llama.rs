@@ -157,7 +157,7 @@ impl Model for Llama {
             .flat_map(|run| run.tokens)
             .copied()
             .collect();
-        let mut x = dequantise(&self.embedding, &weights.gather_rows(&tokens)?)?;
+        let mut x = dequantise(&self.embedding, &pass.gather_rows(&tokens)?)?;
 
         for (index, layer) in self.layers.iter().enumerate() {
             // Attention: a token looks at itself and at what came before it in its sequence.

@@ -8,7 +8,7 @@ use crate::kernels::ComputePool;
 use crate::memory::{MemoryError, Rung, logical_block_bytes};
 use crate::metrics::Metrics;
 use crate::placement::{Plan, PlanError, PlanRequest, Tier, plan};
-use crate::weights::{Arenas, LoadError, ModelFile, Traffic, Weights, WeightsSettings};
+use crate::weights::{Arenas, LoadError, Loading, ModelFile, Traffic, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -79,25 +79,16 @@ impl PlannedModel {
 
     /// Allocates what the plan says and loads the resident groups. `progress` hears the
     /// share of resident bytes that is loaded, and ends the loading by answering false.
-    pub fn load(
-        &self,
-        settings: WeightsSettings,
-        threads: usize,
-        metrics: &Metrics,
-        progress: &dyn Fn(f64) -> bool,
-    ) -> Result<LoadedModel, OpenError> {
-        let file = ModelFile::At(&self.path);
-        self.load_from(file, settings, threads, metrics, progress)
+    pub fn load(&self, threads: usize, loading: &Loading<'_>) -> Result<LoadedModel, OpenError> {
+        self.load_from(ModelFile::At(&self.path), threads, loading)
     }
 
     /// The same from a file that may be read in a way of the caller's.
     pub fn load_from(
         &self,
         file: ModelFile<'_>,
-        settings: WeightsSettings,
         threads: usize,
-        metrics: &Metrics,
-        progress: &dyn Fn(f64) -> bool,
+        loading: &Loading<'_>,
     ) -> Result<LoadedModel, OpenError> {
         let arenas = Arenas::allocate(&self.plan)?;
         let kv_region = arenas.kv_region(&self.plan)?;
@@ -106,11 +97,9 @@ impl PlannedModel {
             &self.gguf,
             Arc::clone(&self.plan),
             arenas.clone(),
-            settings,
-            metrics.clone(),
-            progress,
+            loading,
         )?;
-        publish(&self.plan, metrics);
+        publish(&self.plan, loading.metrics);
         let reader = weights.reader_rung();
         let traffic = Box::new(weights.traffic());
         let pool = ComputePool::new(threads);

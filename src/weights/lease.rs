@@ -158,6 +158,12 @@ impl<'w> Pass<'w> {
         }
     }
 
+    /// Copies of the embedding rows of `ids`, one after the other, as they are stored. Ids must be below the number of
+    /// rows.
+    pub fn gather_rows(&self, ids: &[u32]) -> Result<Vec<u8>, LeaseError> {
+        self.weights.gather_rows(ids, self.cancelled)
+    }
+
     /// The step used every group.
     pub fn finish(mut self) {
         self.current = None;

@@ -1,8 +1,9 @@
 //! Brings the resident groups home, once, at start.
 
 use super::pipeline::{Lookahead, Pipeline};
+use super::rows::EmbeddingSlice;
 use super::shared::{Links, Shared, pieces, streamed};
-use super::{Counters, EmbeddingSlice, Home, Weights, group_name};
+use super::{Counters, Home, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
     Arena, BlockReader, MappedFile, MemoryError, ReadError, ReaderChoice, Region, RegionCopies,
@@ -77,6 +78,15 @@ pub enum ModelFile<'a> {
     Through(Box<dyn BlockReader>),
 }
 
+/// How loading goes and who hears of it.
+#[derive(Clone, Copy)]
+pub struct Loading<'a> {
+    pub settings: WeightsSettings,
+    pub metrics: &'a Metrics,
+    /// Hears the share of resident bytes that is loaded, 0 to 1; loading ends with an error when it answers false.
+    pub progress: &'a dyn Fn(f64) -> bool,
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     #[error("allocate memory: {0}")]
@@ -103,17 +113,19 @@ pub enum LoadError {
 }
 
 impl Weights {
-    /// Opens the model file, allocates homes and rings and loads every resident group. `progress` hears the share of
-    /// resident bytes that is loaded; loading ends with an error when it answers false.
+    /// Opens the model file, allocates homes and rings and loads every resident group.
     pub fn load(
         file: ModelFile<'_>,
         gguf: &Gguf,
         plan: Arc<Plan>,
         arenas: Arenas,
-        settings: WeightsSettings,
-        metrics: Metrics,
-        progress: &dyn Fn(f64) -> bool,
+        loading: &Loading<'_>,
     ) -> Result<Weights, LoadError> {
+        let Loading {
+            settings,
+            metrics,
+            progress,
+        } = *loading;
         let names: Vec<String> = (0..plan.groups.len())
             .map(|index| group_name(gguf, &plan, index))
             .collect();
@@ -173,7 +185,7 @@ impl Weights {
             embedding_slices,
             gather: RefCell::new(gather),
             poison_released: settings.poison_released,
-            metrics,
+            metrics: metrics.clone(),
             counters: Arc::new(Counters::default()),
             plan,
         };

@@ -1,6 +1,7 @@
 //! Where each group of weights is now; fetches ahead; lends groups to computation.
 //!
-//! `Weights::lease` is the only place where computation may wait for weights, and the wait is measured. The engine
+//! `Pass` is the only place where computation may wait for weights, for a group (`lease`) or for embedding rows
+//! (`gather_rows`), and the wait is measured. The engine
 //! thread leases and releases; the I/O thread and the copy thread report landings; all three then ask the pure state
 //! machine in `pipeline` what can start next and start it, under one mutex that is never held across I/O. Memory is
 //! moved, not shared: a ring entry's `Region` is owned by the read that fills it, then by the copy that empties it,
@@ -9,21 +10,23 @@
 mod lease;
 mod load;
 mod pipeline;
+mod rows;
 mod shared;
 
 pub use lease::{Lease, LeaseError, Pass};
-pub use load::{Arenas, LoadError, ModelFile, WeightsSettings};
+pub use load::{Arenas, LoadError, Loading, ModelFile, WeightsSettings};
 pub use pipeline::Lookahead;
 
 use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFile, Region, Rung};
 use crate::metrics::Metrics;
 use crate::placement::{Executor, GroupId, GroupKind, Plan, Residence, Tier};
+use rows::EmbeddingSlice;
 use shared::Shared;
 use std::cell::RefCell;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Where a group's bytes are between uses, as far as a lease needs to know.
 #[derive(Clone, Debug)]
@@ -36,14 +39,6 @@ enum Home {
     Streamed,
     /// On storage, read row by row (an untied embedding).
     Rows,
-}
-
-/// Rows of the token embedding and the group that holds them.
-#[derive(Clone, Debug)]
-struct EmbeddingSlice {
-    rows: Range<u64>,
-    group: GroupId,
-    part: usize,
 }
 
 /// Uses of groups by their home, and the time that computation waited for them.
@@ -143,12 +138,7 @@ impl Weights {
             .with_label_values(&[outcome])
             .inc();
         if let Some(waited) = waited {
-            let nanoseconds = waited.as_nanos() as u64;
-            self.counters.stall_nanoseconds[tier].fetch_add(nanoseconds, Ordering::Relaxed);
-            self.metrics
-                .weight_stall_seconds_total
-                .with_label_values(&[residence.home.name()])
-                .inc_by(waited.as_secs_f64());
+            self.count_stall(residence.home, waited);
         }
         Ok(lease)
     }
@@ -182,101 +172,14 @@ impl Weights {
         }
     }
 
-    /// Copies of the embedding rows of `ids`, one after the other, as they are stored. Ids must be below the number of
-    /// rows. Rows that rest on storage are read; waiting for them counts as a stall.
-    pub fn gather_rows(&self, ids: &[u32]) -> Result<Vec<u8>, LeaseError> {
-        let row_bytes = self.embedding.row_bytes() as usize;
-        let mut rows = vec![0; ids.len() * row_bytes];
-        let mut absent: Vec<(u32, usize)> = Vec::new();
-        for (index, &id) in ids.iter().enumerate() {
-            let target = &mut rows[index * row_bytes..(index + 1) * row_bytes];
-            match self.resident_row(u64::from(id)) {
-                Some(row) => target.copy_from_slice(row),
-                None => absent.push((id, index)),
-            }
-        }
-        // The same token often occurs more than once in a prompt: it is read once.
-        absent.sort_unstable();
-        let mut runs: Vec<&[(u32, usize)]> = absent.chunk_by(|a, b| a.0 == b.0).collect();
-        while !runs.is_empty() {
-            let batch = runs.len().min(self.plan.gather.rows as usize).max(1);
-            let rest = runs.split_off(batch);
-            self.read_rows(&runs, &mut rows)?;
-            runs = rest;
-        }
-        Ok(rows)
-    }
-
-    fn resident_row(&self, id: u64) -> Option<&[u8]> {
-        let slice = self.embedding_slice(id);
-        let row_bytes = self.embedding.row_bytes();
-        let row = id - slice.rows.start;
-        let (bytes, start) = match &self.shared.homes()[slice.group.0 as usize] {
-            Home::Mapped => {
-                let start = self.embedding.file_offset + id * row_bytes;
-                (self.mapped.as_ref()?.bytes(), start)
-            }
-            Home::Resident(region) => {
-                let group = &self.plan.groups[slice.group.0 as usize];
-                let start = group.parts[slice.part].entry_offset + row * row_bytes;
-                (region.bytes(), start)
-            }
-            Home::Streamed | Home::Rows => return None,
-        };
-        Some(&bytes[start as usize..(start + row_bytes) as usize])
-    }
-
-    fn embedding_slice(&self, id: u64) -> &EmbeddingSlice {
-        let index = self
-            .embedding_slices
-            .partition_point(|slice| slice.rows.end <= id);
-        &self.embedding_slices[index]
-    }
-
-    /// Reads one batch of rows; each run holds one id and the places that want it.
-    fn read_rows(&self, runs: &[&[(u32, usize)]], rows: &mut [u8]) -> Result<(), LeaseError> {
-        let row_bytes = self.embedding.row_bytes();
-        let alignment = self.plan.read_alignment;
-        let slot_bytes = self.plan.gather.row_bytes;
-        let Some(region) = self.gather.borrow_mut().take() else {
-            unreachable!("the plan has no gather buffer, but rows rest on storage");
-        };
-        let offset_of = |id: u32| self.embedding.file_offset + u64::from(id) * row_bytes;
-        let pieces = runs
-            .iter()
-            .enumerate()
-            .map(|(slot, run)| {
-                let start = offset_of(run[0].0) / alignment * alignment;
-                let end = (offset_of(run[0].0) + row_bytes).next_multiple_of(alignment);
-                crate::memory::RegionPiece {
-                    file_offset: start,
-                    offset: slot * slot_bytes as usize,
-                    bytes: (end - start) as usize,
-                }
-            })
-            .collect();
-        let (region, result, waited) = self.shared.read_now(region, pieces);
-        if result.is_ok() {
-            for (slot, run) in runs.iter().enumerate() {
-                let start = slot as u64 * slot_bytes + offset_of(run[0].0) % alignment;
-                let row = &region.bytes()[start as usize..(start + row_bytes) as usize];
-                for &(_, index) in run.iter() {
-                    rows[index * row_bytes as usize..][..row_bytes as usize].copy_from_slice(row);
-                }
-            }
-        }
-        *self.gather.borrow_mut() = Some(region);
+    /// Computation waited for weights of this home.
+    fn count_stall(&self, home: Tier, waited: Duration) {
         let nanoseconds = waited.as_nanos() as u64;
-        self.counters.stall_nanoseconds[Tier::Storage as usize]
-            .fetch_add(nanoseconds, Ordering::Relaxed);
+        self.counters.stall_nanoseconds[home as usize].fetch_add(nanoseconds, Ordering::Relaxed);
         self.metrics
             .weight_stall_seconds_total
-            .with_label_values(&[Tier::Storage.name()])
+            .with_label_values(&[home.name()])
             .inc_by(waited.as_secs_f64());
-        let group = self.embedding_slice(u64::from(runs[0][0].0)).group;
-        result
-            .map(|_| ())
-            .map_err(|source| self.read_error(group, source))
     }
 
     fn step_finished(&self) {

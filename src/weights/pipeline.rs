@@ -43,13 +43,17 @@ pub(crate) enum Action {
         group: GroupId,
         host_entry: usize,
     },
-    Copy {
-        position: u64,
-        group: GroupId,
-        /// `None`: from the group's home in host memory.
-        host_entry: Option<usize>,
-        device_entry: usize,
-    },
+    Copy(StartCopy),
+}
+
+/// A copy to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StartCopy {
+    pub(crate) position: u64,
+    pub(crate) group: GroupId,
+    /// `None`: from the group's home in host memory.
+    pub(crate) host_entry: Option<usize>,
+    pub(crate) device_entry: usize,
 }
 
 /// Where a ready group is.
@@ -216,12 +220,12 @@ impl Pipeline {
                 slot.stage = Stage::Copying;
                 slot.device_entry = Some(device_entry);
                 let host_entry = slot.host_entry;
-                actions.push(Action::Copy {
+                actions.push(Action::Copy(StartCopy {
                     position,
                     group: streamed.group,
                     host_entry,
                     device_entry,
-                });
+                }));
             }
             self.next_copy += 1;
         }
@@ -325,6 +329,11 @@ impl Pipeline {
         self.window.iter().filter(flying).count()
     }
 
+    /// Whether something that was fetched did not arrive.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.window.iter().any(|slot| slot.stage == Stage::Failed)
+    }
+
     /// Starts nothing new until `resume`.
     pub(crate) fn stop(&mut self) {
         self.stopped = true;
@@ -400,7 +409,7 @@ mod tests {
                         self.storage_free = self.storage_free.max(now) + self.read;
                         self.events.insert((self.storage_free, position, false));
                     }
-                    Action::Copy { position, .. } => {
+                    Action::Copy(StartCopy { position, .. }) => {
                         self.link_free = self.link_free.max(now) + self.copy;
                         self.events.insert((self.link_free, position, true));
                     }
@@ -552,7 +561,7 @@ mod tests {
                     for action in &actions {
                         let entry = match *action {
                             Action::Read { host_entry, .. } => (false, host_entry),
-                            Action::Copy { device_entry, .. } => (true, device_entry),
+                            Action::Copy(StartCopy { device_entry, .. }) => (true, device_entry),
                         };
                         assert!(
                             held.insert(entry),
@@ -568,11 +577,11 @@ mod tests {
                         Action::Read { position, .. } => {
                             pipeline.read_done(position, true);
                         }
-                        Action::Copy {
+                        Action::Copy(StartCopy {
                             position,
                             host_entry,
                             ..
-                        } => {
+                        }) => {
                             pipeline.copy_done(position);
                             if let Some(entry) = host_entry {
                                 held.remove(&(false, entry));

@@ -4,7 +4,7 @@
 //! Lock order: one mutex, `state`. Starting a read or a copy is a push onto a queue whose bound exceeds everything
 //! that can be outstanding, so nobody blocks while holding it.
 
-use super::pipeline::{Action, Entry, Pipeline, Poll, Streamed};
+use super::pipeline::{Action, Entry, Pipeline, Poll, StartCopy, Streamed};
 use super::{Home, streams};
 use crate::memory::{
     Event, ReadError, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
@@ -245,24 +245,32 @@ impl Shared {
         self.start(&mut state);
     }
 
-    /// Abandons a step: nothing new starts, and what is in flight lands.
+    /// Abandons a step: nothing new starts, and what is in flight lands. Nothing is fetched until the next step asks: a
+    /// file that cannot be read is not read in a loop.
     pub(super) fn abandon(&self) {
+        drop(self.start_afresh(self.lock()));
+    }
+
+    /// Before a step: fetching goes on. Where something that was fetched after the last step did not arrive, perhaps long
+    /// ago, the step starts afresh: it fails only if the file cannot be read now.
+    pub(super) fn resume(&self) {
         let mut state = self.lock();
+        if state.pipeline.has_failed() {
+            state = self.start_afresh(state);
+        }
+        state.pipeline.resume();
+        self.start(&mut state);
+    }
+
+    /// Stops, waits for what is in flight, and forgets everything fetched. No lease may be held.
+    fn start_afresh<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         state.pipeline.stop();
         while state.pipeline.in_flight() > 0 {
             state = self.wait(state);
         }
         state.failures.clear();
         state.pipeline.restart();
-        // Nothing is fetched until the next step asks: a file that cannot be read is not read in a loop.
-        state.pipeline.stop();
-    }
-
-    /// Before a step: fetching goes on.
-    pub(super) fn resume(&self) {
-        let mut state = self.lock();
-        state.pipeline.resume();
-        self.start(&mut state);
+        state
     }
 
     /// Whether every streamed group of a step has been leased, none of the next.
@@ -406,43 +414,30 @@ impl State {
                     let pieces = pieces(&plan.groups[group.0 as usize]);
                     self.links().reader.read(position, region, &pieces);
                 }
-                Action::Copy {
-                    position,
-                    group,
-                    host_entry,
-                    device_entry,
-                } => self.start_copy(plan, homes, position, group, host_entry, device_entry),
+                Action::Copy(copy) => self.start_copy(plan, homes, copy),
             }
         }
     }
 
-    fn start_copy(
-        &mut self,
-        plan: &Plan,
-        homes: &[Home],
-        position: u64,
-        group: GroupId,
-        host_entry: Option<usize>,
-        device_entry: usize,
-    ) {
-        let source = match (host_entry, &homes[group.0 as usize]) {
+    fn start_copy(&mut self, plan: &Plan, homes: &[Home], copy: StartCopy) {
+        let group = copy.group.0 as usize;
+        let source = match (copy.host_entry, &homes[group]) {
             (Some(entry), _) => self.host_entries[entry].take().map(Arc::new),
             (None, Home::Resident(region)) => Some(Arc::clone(region)),
             (None, _) => None,
         };
-        let destination = self.device_entries[device_entry].take();
+        let destination = self.device_entries[copy.device_entry].take();
         let (Some(source), Some(destination)) = (source, destination) else {
-            unreachable!("a copy of group {group:?} starts from or to an entry in use");
+            unreachable!("{copy:?} starts from or to an entry in use");
         };
-        let bytes = plan.groups[group.0 as usize].entry_bytes as usize;
         let Some(stream) = &self.links().stream else {
             unreachable!("the plan copies to a device that is not there");
         };
         stream.copy(
-            position,
+            copy.position,
             source,
             destination.region,
-            bytes,
+            plan.groups[group].entry_bytes as usize,
             destination.last_use,
         );
     }

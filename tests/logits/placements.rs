@@ -6,6 +6,7 @@ use std::path::Path;
 use strata::memory::ReaderChoice;
 use strata::model::{Batch, LoadedModel, PlannedModel};
 use strata::placement::{DeviceKind, ExecutorChoice, PlanRequest, Tier};
+use strata::weights::Loading;
 
 /// A way to place a model.
 struct Placement {
@@ -126,7 +127,14 @@ fn open(path: &Path, placement: &Placement) -> LoadedModel {
         ..settings()
     };
     planned
-        .load(settings, 2, &strata::metrics::Metrics::new(), &|_| true)
+        .load(
+            2,
+            &Loading {
+                settings,
+                metrics: &strata::metrics::Metrics::new(),
+                progress: &|_| true,
+            },
+        )
         .unwrap_or_else(|error| panic!("{}: {error}", placement.name))
 }
 

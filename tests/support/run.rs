@@ -12,7 +12,7 @@ use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
 use strata::model::{Batch, LoadedModel, PlannedModel, Run};
 use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
-use strata::weights::{Lookahead, WeightsSettings};
+use strata::weights::{Loading, Lookahead, WeightsSettings};
 
 /// Tokens in a page of the KV cache.
 const PAGE_TOKENS: usize = 32;
@@ -50,9 +50,13 @@ pub(crate) fn settings() -> WeightsSettings {
 
 pub(crate) fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings) -> LoadedModel {
     let planned = PlannedModel::open(path, request).unwrap();
-    planned
-        .load(settings, 2, &Metrics::new(), &|_| true)
-        .unwrap()
+    let metrics = Metrics::new();
+    let loading = Loading {
+        settings,
+        metrics: &metrics,
+        progress: &|_| true,
+    };
+    planned.load(2, &loading).unwrap()
 }
 
 /// A sequence that has pages of its own, the first of which is `first_page`.

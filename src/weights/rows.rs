@@ -1,0 +1,116 @@
+//! Embedding rows: gathered one by one from wherever their group rests. Rows on storage are read into a buffer of their
+//! own, so that they need no ring entry; computation waits for them, which counts as a stall.
+
+use super::lease::LeaseError;
+use super::{Home, Weights};
+use crate::memory::RegionPiece;
+use crate::placement::{GroupId, Tier};
+use std::ops::Range;
+
+/// Rows of the token embedding and the group that holds them.
+#[derive(Clone, Debug)]
+pub(super) struct EmbeddingSlice {
+    pub(super) rows: Range<u64>,
+    pub(super) group: GroupId,
+    pub(super) part: usize,
+}
+
+impl Weights {
+    /// Copies of the embedding rows of `ids`, one after the other, as they are stored. Ids must be below the number of
+    /// rows. Rows that rest on storage are read; waiting for them counts as a stall.
+    pub(super) fn gather_rows(
+        &self,
+        ids: &[u32],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Vec<u8>, LeaseError> {
+        let row_bytes = self.embedding.row_bytes() as usize;
+        let mut rows = vec![0; ids.len() * row_bytes];
+        let mut absent: Vec<(u32, usize)> = Vec::new();
+        for (index, &id) in ids.iter().enumerate() {
+            let target = &mut rows[index * row_bytes..(index + 1) * row_bytes];
+            match self.resident_row(u64::from(id)) {
+                Some(row) => target.copy_from_slice(row),
+                None => absent.push((id, index)),
+            }
+        }
+        // The same token often occurs more than once in a prompt: it is read once.
+        absent.sort_unstable();
+        let mut runs: Vec<&[(u32, usize)]> = absent.chunk_by(|a, b| a.0 == b.0).collect();
+        while !runs.is_empty() {
+            if cancelled() {
+                return Err(LeaseError::Cancelled);
+            }
+            let batch = runs.len().min(self.plan.gather.rows as usize).max(1);
+            let rest = runs.split_off(batch);
+            self.read_rows(&runs, &mut rows)?;
+            runs = rest;
+        }
+        Ok(rows)
+    }
+
+    fn resident_row(&self, id: u64) -> Option<&[u8]> {
+        let slice = self.embedding_slice(id);
+        let row_bytes = self.embedding.row_bytes();
+        let row = id - slice.rows.start;
+        let (bytes, start) = match &self.shared.homes()[slice.group.0 as usize] {
+            Home::Mapped => {
+                let start = self.embedding.file_offset + id * row_bytes;
+                (self.mapped.as_ref()?.bytes(), start)
+            }
+            Home::Resident(region) => {
+                let group = &self.plan.groups[slice.group.0 as usize];
+                let start = group.parts[slice.part].entry_offset + row * row_bytes;
+                (region.bytes(), start)
+            }
+            Home::Streamed | Home::Rows => return None,
+        };
+        Some(&bytes[start as usize..(start + row_bytes) as usize])
+    }
+
+    fn embedding_slice(&self, id: u64) -> &EmbeddingSlice {
+        let index = self
+            .embedding_slices
+            .partition_point(|slice| slice.rows.end <= id);
+        &self.embedding_slices[index]
+    }
+
+    /// Reads one batch of rows; each run holds one id and the places that want it.
+    fn read_rows(&self, runs: &[&[(u32, usize)]], rows: &mut [u8]) -> Result<(), LeaseError> {
+        let row_bytes = self.embedding.row_bytes();
+        let alignment = self.plan.read_alignment;
+        let slot_bytes = self.plan.gather.row_bytes;
+        let Some(region) = self.gather.borrow_mut().take() else {
+            unreachable!("the plan has no gather buffer, but rows rest on storage");
+        };
+        let offset_of = |id: u32| self.embedding.file_offset + u64::from(id) * row_bytes;
+        let pieces = runs
+            .iter()
+            .enumerate()
+            .map(|(slot, run)| {
+                let start = offset_of(run[0].0) / alignment * alignment;
+                let end = (offset_of(run[0].0) + row_bytes).next_multiple_of(alignment);
+                RegionPiece {
+                    file_offset: start,
+                    offset: slot * slot_bytes as usize,
+                    bytes: (end - start) as usize,
+                }
+            })
+            .collect();
+        let (region, result, waited) = self.shared.read_now(region, pieces);
+        if result.is_ok() {
+            for (slot, run) in runs.iter().enumerate() {
+                let start = slot as u64 * slot_bytes + offset_of(run[0].0) % alignment;
+                let row = &region.bytes()[start as usize..(start + row_bytes) as usize];
+                for &(_, index) in run.iter() {
+                    rows[index * row_bytes as usize..][..row_bytes as usize].copy_from_slice(row);
+                }
+            }
+        }
+        *self.gather.borrow_mut() = Some(region);
+        self.count_stall(Tier::Storage, waited);
+        let group = self.embedding_slice(u64::from(runs[0][0].0)).group;
+        result
+            .map(|_| ())
+            .map_err(|source| self.read_error(group, source))
+    }
+}
