@@ -9,14 +9,16 @@ use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
 use strata::config::{
     Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets, format_bytes,
-    free_host_memory, machine_memory_bytes,
+    free_host_memory, machine_memory_bytes, read_text_file,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
 use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
 use strata::model::{self, LoadedModel, Model, PlannedModel};
-use strata::placement::{DeviceKind, ExecutorChoice, KvType, Plan, PlanRequest, Rates, Tier};
+use strata::placement::{
+    DeviceKind, ExecutorChoice, HardwareCard, KvType, Plan, PlanRequest, Rates, Tier,
+};
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::weights::{Lookahead, WeightsSettings};
 
@@ -185,6 +187,7 @@ pub(super) fn plan_request(
     hyperparameters: &Hyperparameters,
 ) -> anyhow::Result<PlanRequest> {
     let budgets = budgets(config)?;
+    let (rates, rates_card) = rates(config)?;
     Ok(PlanRequest {
         device: match config.device {
             DeviceSetting::Auto | DeviceSetting::Cpu => DeviceKind::Cpu,
@@ -208,11 +211,27 @@ pub(super) fn plan_request(
             ExecutorSetting::Host => ExecutorChoice::Host,
         },
         map_file: !config.copy,
-        rates: Rates {
+        rates,
+        rates_card,
+    })
+}
+
+/// What predictions are made from: a card's rates, with the card's name and file for the report, or assumed ones behind
+/// the emulated link.
+fn rates(config: &Config) -> anyhow::Result<(Rates, Option<String>)> {
+    let Some(path) = &config.hardware else {
+        let assumed = Rates {
             link_bytes_per_second: config.link_rate,
             ..Rates::default()
-        },
-    })
+        };
+        return Ok((assumed, None));
+    };
+    let of_card = || format!("read the hardware card {}", path.display());
+    let text = read_text_file(path).with_context(of_card)?;
+    let card = HardwareCard::parse(&text).with_context(of_card)?;
+    // Names come from outside and end up on a terminal.
+    let name = card.name.escape_debug();
+    Ok((card.rates, Some(format!("{name} ({})", path.display()))))
 }
 
 fn weights_settings(config: &Config) -> WeightsSettings {

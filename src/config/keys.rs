@@ -124,6 +124,20 @@ pub const KEYS: &[Key] = &[
         },
     },
     Key {
+        name: "hardware",
+        value: "FILE",
+        default: None,
+        server_only: false,
+        help: "A card of config/hardware, whose rates predictions are made from; without one they are assumed",
+        set: |config, text| {
+            if text.is_empty() {
+                return Err("the path is empty; give the path of a hardware card".to_owned());
+            }
+            config.hardware = Some(PathBuf::from(text));
+            Ok(())
+        },
+    },
+    Key {
         name: "context",
         value: "N|auto",
         default: Some("auto"),

@@ -16,7 +16,7 @@ pub use memory::{
     machine_memory_bytes,
 };
 pub use size::{format_bytes, parse_rate, parse_size};
-pub use sources::{ConfigError, Sources};
+pub use sources::{ConfigError, Sources, read_text_file};
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -115,20 +115,26 @@ pub struct Config {
     pub host_memory: MemorySetting,
     /// Bytes per second of the emulated link.
     pub link_rate: f64,
-    /// `None`: the smaller of the model's and `CONTEXT_AUTO`.
+    /// The card whose rates predictions are made from; `None`: assumed rates.
+    pub hardware: Option<PathBuf>,
+    /// Tokens of a sequence. `None`: the smaller of the model's and `CONTEXT_AUTO`.
     pub context: Option<u32>,
     pub parallel: u32,
     pub kv_type: KvTypeSetting,
     pub reader: ReaderSetting,
     /// `None`: one per core that this process may use.
     pub threads: Option<usize>,
+    /// Bytes of the largest group of weights. `None`: the plan chooses, as for the next two.
     pub slice: Option<u64>,
+    /// Groups that each ring holds.
     pub ring_entries: Option<u32>,
+    /// Tokens of the widest step.
     pub step_width: Option<u32>,
     pub executor: ExecutorSetting,
     pub copy: bool,
     pub log: LogLevel,
     pub listen: String,
+    /// Requests that may wait.
     pub queue: usize,
     pub grace: Duration,
     /// `None`: no comments.
@@ -149,6 +155,7 @@ impl Default for Config {
             device_memory: MemorySetting::Auto,
             host_memory: MemorySetting::Auto,
             link_rate: 4e9,
+            hardware: None,
             context: None,
             parallel: 4,
             kv_type: KvTypeSetting::F16,

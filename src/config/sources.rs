@@ -51,7 +51,7 @@ impl Sources {
             .find(|(name, _)| name == CONFIG_VARIABLE)
             .map(|(_, path)| PathBuf::from(path));
         if let Some(path) = self.file.clone().or(named) {
-            let text = read_file(&path).map_err(|error| ConfigError::Read {
+            let text = read_text_file(&path).map_err(|error| ConfigError::Read {
                 path: path.clone(),
                 error,
             })?;
@@ -70,8 +70,9 @@ impl Sources {
     }
 }
 
-/// The text of a regular file. A pipe without a writer would block, and a device would have no end.
-fn read_file(path: &Path) -> std::io::Result<String> {
+/// The text of a regular file of settings, at most 1 MiB of it. A pipe without a writer would block, and a device would
+/// have no end.
+pub fn read_text_file(path: &Path) -> std::io::Result<String> {
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -82,7 +83,7 @@ fn read_file(path: &Path) -> std::io::Result<String> {
     }
     if attributes.len() > FILE_BYTES_MAX {
         return Err(std::io::Error::other(format!(
-            "it has {} bytes; a configuration has at most {FILE_BYTES_MAX}",
+            "it has {} bytes; at most {FILE_BYTES_MAX} are read",
             attributes.len()
         )));
     }

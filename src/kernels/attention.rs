@@ -37,7 +37,7 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Elements (u16) of one layer's page.
+    /// Elements of one layer's page, u16 or f32.
     pub const fn page_elements(&self) -> usize {
         self.kv_heads * PAGE_TOKENS * (self.key_length + self.value_length)
     }

@@ -1,4 +1,4 @@
-//! Page bookkeeping: a pool with reference counts, and one table of pages per sequence. Pure: no bytes here.
+//! Page bookkeeping: a pool, and one table of pages per sequence. Pure: no bytes here.
 
 /// One page of the KV cache: room for the keys and values of `page_tokens` tokens, in all layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -13,12 +13,12 @@ pub struct OutOfPages {
     pub pages: u32,
 }
 
-/// All pages of one tier. A page is free or is held by as many owners as its count says.
+/// All pages of one tier. A page is free or has one owner.
 #[derive(Debug)]
 pub struct PagePool {
     page_tokens: u32,
-    /// Owners of each page; 0 means free.
-    counts: Vec<u32>,
+    /// Whether each page has an owner.
+    in_use: Vec<bool>,
     /// Free pages. The page freed last is taken first: its bytes are the likeliest to be in a cache.
     free: Vec<PageId>,
 }
@@ -29,7 +29,7 @@ impl PagePool {
         assert!(page_tokens > 0, "a page of {page_tokens} tokens");
         PagePool {
             page_tokens,
-            counts: vec![0; pages as usize],
+            in_use: vec![false; pages as usize],
             free: (0..pages).rev().map(PageId).collect(),
         }
     }
@@ -44,7 +44,7 @@ impl PagePool {
     }
 
     pub fn pages(&self) -> u32 {
-        self.counts.len() as u32
+        self.in_use.len() as u32
     }
 
     pub fn free_pages(&self) -> u32 {
@@ -55,37 +55,21 @@ impl PagePool {
         self.pages() - self.free_pages()
     }
 
-    /// Takes a free page with one owner.
+    /// Takes a free page.
     pub fn allocate(&mut self) -> Option<PageId> {
         let page = self.free.pop()?;
-        let count = &mut self.counts[page.0 as usize];
-        assert_eq!(*count, 0, "{page:?} is in the free list and in use");
-        *count = 1;
+        let in_use = &mut self.in_use[page.0 as usize];
+        assert!(!*in_use, "{page:?} is in the free list and in use");
+        *in_use = true;
         Some(page)
     }
 
-    /// Adds an owner to a page in use. A page with several owners must be full, and is never written again.
-    pub fn share(&mut self, page: PageId) {
-        let count = &mut self.counts[page.0 as usize];
-        assert!(*count > 0, "{page:?} is shared, and it is free");
-        *count += 1;
-    }
-
-    /// Takes one owner away. True when that was the last one and the page is free now.
-    pub fn release(&mut self, page: PageId) -> bool {
-        let count = &mut self.counts[page.0 as usize];
-        assert!(*count > 0, "{page:?} is released, and it is free");
-        *count -= 1;
-        if *count > 0 {
-            return false;
-        }
+    /// Gives a page back.
+    pub fn release(&mut self, page: PageId) {
+        let in_use = &mut self.in_use[page.0 as usize];
+        assert!(*in_use, "{page:?} is released, and it is free");
+        *in_use = false;
         self.free.push(page);
-        true
-    }
-
-    /// How many own the page.
-    pub fn owners(&self, page: PageId) -> u32 {
-        self.counts[page.0 as usize]
     }
 }
 
@@ -126,19 +110,6 @@ impl BlockTable {
         Ok(())
     }
 
-    /// Starts the table with full pages that another owner holds too: the common front of two sequences.
-    pub fn share_front(&mut self, pages: &[PageId], pool: &mut PagePool) {
-        assert!(
-            self.pages.is_empty(),
-            "a table that holds {} pages gets a shared front",
-            self.pages.len()
-        );
-        for page in pages {
-            pool.share(*page);
-        }
-        self.pages.extend_from_slice(pages);
-    }
-
     /// Gives every page back.
     pub fn release(&mut self, pool: &mut PagePool) {
         for page in self.pages.drain(..) {
@@ -169,21 +140,9 @@ mod tests {
         pages.sort();
         assert_eq!(pages, [PageId(0), PageId(1), PageId(2), PageId(3)]);
         for page in pages {
-            assert!(pool.release(page));
+            pool.release(page);
         }
         assert_eq!((pool.used_pages(), pool.free_pages()), (0, 4));
-    }
-
-    #[test]
-    fn a_shared_page_is_free_only_after_its_last_owner() {
-        let mut pool = PagePool::new(1, 32);
-        let page = pool.allocate().unwrap();
-        pool.share(page);
-        assert_eq!(pool.owners(page), 2);
-        assert!(!pool.release(page));
-        assert_eq!(pool.allocate(), None);
-        assert!(pool.release(page));
-        assert_eq!(pool.allocate(), Some(page));
     }
 
     #[test]
@@ -193,12 +152,6 @@ mod tests {
         let page = pool.allocate().unwrap();
         pool.release(page);
         pool.release(page);
-    }
-
-    #[test]
-    #[should_panic(expected = "PageId(1) is shared, and it is free")]
-    fn sharing_a_free_page_is_a_bug() {
-        PagePool::new(2, 32).share(PageId(1));
     }
 
     #[test]
@@ -229,24 +182,6 @@ mod tests {
         first.release(&mut pool);
         second.grow(33, &mut pool).unwrap();
         second.release(&mut pool);
-    }
-
-    #[test]
-    fn tables_with_a_common_front_share_its_pages() {
-        let mut pool = PagePool::new(8, 32);
-        let mut first = BlockTable::new();
-        first.grow(100, &mut pool).unwrap();
-        let front: Vec<PageId> = first.pages()[..3].to_vec();
-        let mut second = BlockTable::new();
-        second.share_front(&front, &mut pool);
-        second.grow(100, &mut pool).unwrap();
-        assert_eq!(pool.used_pages(), 5);
-        assert_ne!(first.pages()[3], second.pages()[3]);
-        first.release(&mut pool);
-        assert_eq!(pool.used_pages(), 4);
-        assert_eq!(second.pages()[..3], front);
-        second.release(&mut pool);
-        assert_eq!(pool.used_pages(), 0);
     }
 
     #[test]

@@ -6,6 +6,9 @@ use crate::kernels::{AttentionShape, PageView, PageViewMut};
 use crate::memory::Region;
 use crate::placement::KvType;
 
+// The plan counts pages of as many tokens as the kernels lay out.
+const _: () = assert!(crate::placement::PAGE_TOKENS as usize == crate::kernels::PAGE_TOKENS);
+
 /// All pages of one model. Lives on the engine thread.
 pub struct KvStore {
     region: Region,

@@ -68,16 +68,6 @@ pub enum MemoryError {
         bytes: usize,
         free: usize,
     },
-    #[error(
-        "lock the {bytes} bytes of the {arena} arena in RAM: {source} (the limit `ulimit -l` is {limit}; raise it or \
-         run without locking)"
-    )]
-    Lock {
-        arena: &'static str,
-        bytes: usize,
-        limit: String,
-        source: io::Error,
-    },
     #[error("map {file}: {source}")]
     MapFile {
         file: std::path::PathBuf,
@@ -258,23 +248,6 @@ impl Arena {
         // SAFETY: the caller upholds the contract of `bytes_mut`, and the slice ends with this statement.
         unsafe { self.bytes_mut(span) }.fill(0xFF);
     }
-
-    /// Locks the whole arena in RAM (which brings every page in: the time of writing it once).
-    pub fn lock(&self) -> Result<(), MemoryError> {
-        if self.bytes == 0 {
-            return Ok(());
-        }
-        // SAFETY: base and bytes are the mapping that this value owns; mlock reads and changes no byte of it.
-        if unsafe { libc::mlock(self.base.as_ptr().cast(), self.bytes) } == 0 {
-            return Ok(());
-        }
-        Err(MemoryError::Lock {
-            arena: self.name,
-            bytes: self.bytes,
-            limit: memory_lock_limit(),
-            source: io::Error::last_os_error(),
-        })
-    }
 }
 
 impl std::fmt::Debug for Arena {
@@ -403,7 +376,6 @@ mod tests {
         let empty = arena.allocate_high(0).unwrap();
         // SAFETY: the span is empty.
         assert!(unsafe { arena.bytes(empty) }.is_empty());
-        arena.lock().unwrap();
     }
 
     #[test]
@@ -465,13 +437,5 @@ mod tests {
             bytes: 4096,
         }
         .part(1, 4096);
-    }
-
-    #[test]
-    fn locking_works_or_names_the_limit() {
-        let arena = Arena::new("host", 1 << 20).unwrap();
-        if let Err(error) = arena.lock() {
-            assert!(error.to_string().contains("ulimit -l"), "{error}");
-        }
     }
 }

@@ -218,15 +218,23 @@ impl Model for Llama {
                 let h = Activations::new(h, wanted.len(), self.head.columns);
                 linear(&mut pass, pool, &self.head, &h)
             })?;
-            logits = all
-                .chunks_exact(self.head.rows)
-                .map(<[f32]>::to_vec)
-                .collect();
+            logits = rows_of(all, self.head.rows);
         }
         pass.finish();
         Ok(logits)
     }
 }
+
+/// Rows of their own; a single row is handed on without a copy.
+fn rows_of(all: Vec<f32>, length: usize) -> Vec<Vec<f32>> {
+    if all.len() == length {
+        return vec![all];
+    }
+    all.chunks_exact(length).map(<[f32]>::to_vec).collect()
+}
+
+// As the plan's scratch counts them.
+const _: () = assert!(size_of::<PageView<'_>>() == 24 && size_of::<AttentionToken<'_>>() == 24);
 
 /// The position of every token of the step.
 fn positions(batch: &Batch<'_>) -> Vec<u32> {

@@ -12,6 +12,9 @@ use crate::weights::{Arenas, LoadError, Loading, ModelFile, Traffic, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+// Homes, rings and pages take of an arena what the plan says.
+const _: () = assert!(crate::placement::ARENA_ALIGNMENT as usize == crate::memory::SPAN_ALIGNMENT);
+
 /// Why a model could not be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {

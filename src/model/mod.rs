@@ -26,7 +26,7 @@ impl Batch<'_> {
     }
 }
 
-/// Consecutive tokens of one sequence. No page stands in two runs of a batch unless it is shared and full.
+/// Consecutive tokens of one sequence. No page stands in two runs of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
     /// At least one; every id is below the vocabulary's size.

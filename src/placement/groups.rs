@@ -133,7 +133,34 @@ impl Catalogue {
         (!pieces.is_empty()).then(|| group(GroupKind::Small, None, &pieces, tensors, alignment))
     }
 
-    /// All groups, in the order in which a step uses them.
+    fn matrices(&self) -> impl Iterator<Item = usize> {
+        let of_layer = |layer: &'_ Layer| {
+            let Layer {
+                attention,
+                feed_forward,
+            } = layer.clone();
+            attention.into_iter().chain(feed_forward)
+        };
+        std::iter::once(self.embedding)
+            .chain(self.layers.iter().flat_map(of_layer))
+            .chain(std::iter::once(self.head))
+            .flatten()
+    }
+
+    /// How many pieces `groups` would cut matrices into: it makes no more groups than these and the small one.
+    pub(super) fn pieces(&self, tensors: &[TensorInfo], rule: SliceRule) -> u64 {
+        self.matrices().fold(0u64, |sum, index| {
+            sum.saturating_add(slices_of(index, tensors, rule))
+        })
+    }
+
+    /// Bytes of all tensors that groups hold.
+    pub(super) fn weight_bytes(&self, tensors: &[TensorInfo]) -> u64 {
+        let all = self.matrices().chain(self.small.iter().copied());
+        all.fold(0u64, |sum, index| sum.saturating_add(tensors[index].bytes))
+    }
+
+    /// All groups, in the order in which a step uses them. The caller has bounded `pieces`.
     pub(super) fn groups(&self, tensors: &[TensorInfo], rule: SliceRule) -> Vec<Group> {
         let mut groups = Vec::new();
         groups.extend(self.small_group(tensors, rule.read_alignment));
@@ -178,21 +205,27 @@ impl Piece {
     }
 }
 
-/// Cuts a matrix into even slices where it does not fit one entry.
-fn cut(index: usize, tensors: &[TensorInfo], rule: SliceRule) -> Vec<Piece> {
+/// How many slices a matrix is cut into.
+fn slices_of(index: usize, tensors: &[TensorInfo], rule: SliceRule) -> u64 {
     let whole = Piece::whole(index, tensors);
     if entry_bytes(std::slice::from_ref(&whole), tensors, rule.read_alignment) <= rule.slice_bytes {
-        return vec![whole];
+        return 1;
     }
     let tensor = &tensors[index];
-    let rows = tensor.rows();
-    let units = rows.div_ceil(ROWS_MULTIPLE);
     // Rounding outward adds less than one block at each end.
     let usable = rule
         .slice_bytes
         .saturating_sub(2 * (rule.read_alignment - 1));
     let unit_bytes = tensor.row_bytes().saturating_mul(ROWS_MULTIPLE);
-    let slices = units.div_ceil((usable / unit_bytes).max(1));
+    let units = tensor.rows().div_ceil(ROWS_MULTIPLE);
+    units.div_ceil((usable / unit_bytes).max(1))
+}
+
+/// Cuts a matrix into even slices where it does not fit one entry.
+fn cut(index: usize, tensors: &[TensorInfo], rule: SliceRule) -> Vec<Piece> {
+    let slices = slices_of(index, tensors, rule);
+    let rows = tensors[index].rows();
+    let units = rows.div_ceil(ROWS_MULTIPLE);
     let start_of = |slice: u64| {
         let unit = u128::from(slice) * u128::from(units) / u128::from(slices);
         // A share of `units` fits what `units` fits.
@@ -455,6 +488,11 @@ mod tests {
             };
             let groups = catalogue.groups(&tensors, rule);
             check(&tensors, &groups, &catalogue.unused, rule);
+            let small = groups.iter().filter(|group| group.kind == GroupKind::Small);
+            let cut = groups.len() - small.count();
+            assert!(cut as u64 <= catalogue.pieces(&tensors, rule));
+            let bytes: u64 = groups.iter().map(|group| group.weight_bytes).sum();
+            assert_eq!(bytes, catalogue.weight_bytes(&tensors));
         }
     }
 

@@ -55,11 +55,23 @@ fn round_up(value: u64, alignment: u64) -> u64 {
 /// A size as people read it.
 struct HumanBytes(u64);
 
+const GIB: u64 = 1 << 30;
+const MIB: u64 = 1 << 20;
+const KIB: u64 = 1 << 10;
+
+impl HumanBytes {
+    /// Exactly, as the command line takes it.
+    fn flag(bytes: u64) -> String {
+        if bytes.is_multiple_of(MIB) {
+            format!("{}MiB", bytes / MIB)
+        } else {
+            bytes.to_string()
+        }
+    }
+}
+
 impl fmt::Display for HumanBytes {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const GIB: u64 = 1 << 30;
-        const MIB: u64 = 1 << 20;
-        const KIB: u64 = 1 << 10;
         let bytes = self.0 as f64;
         match self.0 {
             GIB.. => write!(formatter, "{:.1} GiB", bytes / GIB as f64),

@@ -3,8 +3,7 @@
 use super::planner::DeviceKind;
 use super::simulate::{Prediction, predict};
 use super::{
-    ARENA_ALIGNMENT, Executor, Group, GroupId, GroupKind, Rates, Residence, ScratchItem, Tier,
-    round_up,
+    ARENA_ALIGNMENT, Executor, Group, GroupId, Rates, Residence, ScratchItem, Tier, round_up,
 };
 
 /// For every group its home and executor, the size of every part of every arena, and the predicted step time.
@@ -42,6 +41,8 @@ pub struct Plan {
     /// Tensors of the file that no group holds.
     pub unused: Vec<String>,
     pub rates: Rates,
+    /// The hardware card that `rates` are from; `None`: they are assumed.
+    pub rates_card: Option<String>,
     /// For widths 1, 8, 64 and 512.
     pub predictions: Vec<Prediction>,
     /// Weights (elements) of each group: two floating-point operations each for every token.
@@ -51,11 +52,15 @@ pub struct Plan {
 /// One tier's budget, split once. Weights, ring, kv and scratch are whole multiples of `ARENA_ALIGNMENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierSplit {
+    /// Bytes that the plan may use.
     pub budget: u64,
-    /// Homes on this tier; on the host of a machine with a device also the small group, which rests on both.
+    /// Bytes of homes on this tier; on the host of a machine with a device also the small group, which rests on both.
     pub weights: u64,
+    /// Bytes of all entries of this tier's ring.
     pub ring: u64,
+    /// Bytes of all pages of the KV cache.
     pub kv: u64,
+    /// Bytes of everything else that a step needs: the items of `Plan::scratch` on this tier.
     pub scratch: u64,
 }
 
@@ -77,8 +82,9 @@ impl TierSplit {
 /// Entries of one size, used in plan order. No entries: there is no such ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ring {
+    /// How many groups may be in it at once.
     pub entries: u32,
-    /// At least the largest entry that passes through; a multiple of `ARENA_ALIGNMENT`.
+    /// Bytes of each entry. At least the largest entry that passes through; a multiple of `ARENA_ALIGNMENT`.
     pub entry_bytes: u64,
 }
 
@@ -168,15 +174,6 @@ impl Plan {
             .map(|(id, _, _)| id)
     }
 
-    /// Groups that pass through a ring in every step, in order.
-    pub fn streamed(&self) -> impl Iterator<Item = GroupId> {
-        self.iter()
-            .filter(|(_, group, residence)| {
-                uses_host_ring(group, *residence) || uses_device_ring(group, *residence)
-            })
-            .map(|(id, _, _)| id)
-    }
-
     /// Weight bytes that rest on a tier between uses; every group counts once.
     pub fn weight_home_bytes(&self, tier: Tier) -> u64 {
         self.iter()
@@ -197,18 +194,6 @@ impl Plan {
         self.streamed_over_link()
             .map(|id| self.group(id).entry_bytes)
             .sum()
-    }
-
-    /// The groups that hold rows of the token embedding, in row order.
-    pub fn embedding_groups(&self) -> impl Iterator<Item = GroupId> {
-        let kind = if self.tied_head {
-            GroupKind::Head
-        } else {
-            GroupKind::Embedding
-        };
-        self.iter()
-            .filter(move |(_, group, _)| group.kind == kind)
-            .map(|(id, _, _)| id)
     }
 
     /// What a tier's arena holds: homes, ring and KV, and on the host the buffers that reads land in. The rest of

@@ -1,14 +1,11 @@
 //! Tests of whole plans: what holds for every plan, over models, budgets and executors.
 
-use super::planner::plan_tensors;
+use super::planner::{GROUPS_MAX, plan_tensors};
 use super::shapes::{Shape, request};
 use super::*;
 use crate::gguf::card::ShapeCard;
-use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
+use crate::gguf::{Gguf, Hyperparameters, TensorInfo, TensorType};
 use std::path::Path;
-
-const MIB: u64 = 1 << 20;
-const GIB: u64 = 1 << 30;
 
 type Index = (Vec<TensorInfo>, Hyperparameters);
 
@@ -138,10 +135,14 @@ fn check(plan: &Plan, request: &PlanRequest) {
             assert!(executors.all(|executor| executor == Executor::Device));
         }
     }
-    let gathered = plan.embedding_groups().collect::<Vec<_>>();
-    let gathers = gathered
+    let kind = if plan.tied_head {
+        GroupKind::Head
+    } else {
+        GroupKind::Embedding
+    };
+    let gathers = plan
         .iter()
-        .any(|&id| plan.residence(id).home == Tier::Storage);
+        .any(|(_, group, residence)| group.kind == kind && residence.home == Tier::Storage);
     assert_eq!(plan.gather.rows, if gathers { plan.step_width } else { 0 });
 
     // What is left over is of no use to any group that streams.
@@ -189,8 +190,10 @@ fn a_model_of_1b_weights_plans_in_64_and_128_mib() {
         assert!(plan.weight_home_bytes(tier) > 0, "{tier}");
     }
     // The embedding gives way first: its rows cost a short read each.
-    let mut embedding = plan.embedding_groups();
-    assert!(embedding.all(|id| plan.residence(id).home == Tier::Storage));
+    let mut embedding = plan
+        .iter()
+        .filter(|(_, group, _)| group.kind == GroupKind::Embedding);
+    assert!(embedding.all(|(_, _, residence)| residence.home == Tier::Storage));
 }
 
 #[test]
@@ -235,11 +238,8 @@ fn the_tiny_files_plan_whole_and_under_pressure() {
 fn attention_rests_on_the_device_before_feed_forward() {
     let mut request = request(Some(24 * GIB), 64 * GIB);
     request.context = 8192;
-    request.rates = HardwareCard::open(
-        &Path::new(env!("CARGO_MANIFEST_DIR")).join("config/hardware/rtx-4090-desktop.toml"),
-    )
-    .unwrap()
-    .rates;
+    let hardware = include_str!("../../config/hardware/rtx-4090-desktop.toml");
+    request.rates = HardwareCard::parse(hardware).unwrap().rates;
     let plan = planned(&card("llama-3.3-70b.toml"), &request);
     for (id, group, residence) in plan.iter() {
         if group.kind == GroupKind::Attention {
@@ -296,12 +296,18 @@ fn streamed_bytes_keep_to_their_share_at_every_point_of_the_step() {
 fn what_fits_whole_has_no_rings() {
     let index = Shape::smollm2().index();
     let on_host = planned(&index, &request(None, GIB));
-    assert_eq!(on_host.streamed().count(), 0);
+    assert_eq!(
+        (on_host.host_ring, on_host.device_ring),
+        (Ring::default(), Ring::default())
+    );
     assert!(!on_host.mapped);
     assert_eq!(on_host.step_width, 512);
 
     let on_device = planned(&index, &request(Some(GIB), GIB));
-    assert_eq!(on_device.streamed().count(), 0);
+    assert_eq!(
+        (on_device.host_ring, on_device.device_ring),
+        (Ring::default(), Ring::default())
+    );
     assert_eq!(on_device.weight_home_bytes(Tier::Host), 0);
     assert!(
         on_device.staging_bytes > 0,
@@ -454,7 +460,7 @@ fn a_refusal_says_what_is_short_by_how_much_and_what_to_change() {
     assert!(text.starts_with("host memory is short by "), "{text}");
     assert!(text.contains("KV cache 45.0 MiB"), "{text}");
     assert!(
-        text.contains("try --context 1024, or --host-memory 47MiB"),
+        text.contains("try --context 768, or --host-memory 48MiB"),
         "{text}"
     );
 }
@@ -583,4 +589,70 @@ fn the_report_shows_tiers_homes_and_predictions() {
     assert_eq!(value["memory"]["device"]["budget_bytes"], 48 * MIB);
     assert_eq!(value["groups"][1]["kind"], "attention");
     assert_eq!(value["groups"][1]["layer"], 0);
+}
+
+/// A terabyte of q8_0.
+fn huge() -> Index {
+    let shape = Shape {
+        layers: 40,
+        embedding: 8192,
+        feed_forward: 1 << 20,
+        heads: 64,
+        heads_kv: 8,
+        matrices: TensorType::Q8_0,
+        ..Shape::smollm2()
+    };
+    shape.index()
+}
+
+#[test]
+fn slices_grow_where_the_usual_ones_would_be_too_many() {
+    let mut request = request(None, 64 * MIB + GIB);
+    request.map_file = true;
+    let plan = planned(&huge(), &request);
+    assert!(plan.groups.len() as u64 <= GROUPS_MAX + 1);
+    assert!(plan.slice_bytes > 16 * MIB, "{}", plan.slice_bytes);
+}
+
+#[test]
+fn weights_of_too_many_groups_are_refused_before_they_are_cut() {
+    let mut index = huge();
+    let mut request = request(None, GIB);
+    request.map_file = true;
+    request.slice_bytes = Some(64 << 10);
+    let error = plan_tensors(&index.0, &index.1, &request).err().unwrap();
+    assert!(error.to_string().starts_with("slice: "), "{error}");
+    assert!(error.to_string().contains("--slice"), "{error}");
+
+    request.slice_bytes = None;
+    for tensor in &mut index.0 {
+        if tensor.name.contains("ffn_gate") {
+            tensor.bytes = tensor.row_bytes() << 40;
+            tensor.dimensions[1] = 1 << 40;
+        }
+    }
+    let error = plan_tensors(&index.0, &index.1, &request).err().unwrap();
+    assert!(error.to_string().starts_with("weights: "), "{error}");
+}
+
+#[test]
+fn scratch_counts_what_sampling_and_attention_hold() {
+    let index = Shape::smollm2().index();
+    let mut request = request(None, GIB);
+    request.parallel = 2;
+    let plan = planned(&index, &request);
+    let bytes = |name: &str| {
+        let item = plan.scratch.iter().find(|item| item.name == name);
+        item.unwrap_or_else(|| panic!("no `{name}`")).bytes
+    };
+    // A candidate, a candidate at the border of top_p and a weight for each token: 8 bytes each.
+    assert_eq!(bytes("sampler"), 49152 * 24);
+    // Both rows, and the rows that the engine gets.
+    assert_eq!(bytes("logits"), 2 * 2 * 49152 * 4);
+    assert_eq!(bytes("rope angles"), 512 * 32 * 8);
+    assert_eq!(bytes("pages as attention reads them"), (32 + 512) * 24);
+    request.parallel = 1;
+    let plan = planned(&index, &request);
+    let logits = plan.scratch.iter().find(|item| item.name == "logits");
+    assert_eq!(logits.unwrap().bytes, 49152 * 4);
 }

@@ -14,8 +14,8 @@ use super::refusal::{self, PlanError};
 use super::scratch::{self, ScratchNeeds};
 use super::simulate::{PREDICTED_WIDTHS, Scenario};
 use super::{
-    ARENA_ALIGNMENT, GatherBuffer, Group, KvSplit, KvType, PAGE_TOKENS, Plan, Rates, Ring, Tier,
-    TierSplit, round_up,
+    ARENA_ALIGNMENT, GatherBuffer, Group, HumanBytes, KvSplit, KvType, PAGE_TOKENS, Plan, Rates,
+    Ring, Tier, TierSplit, round_up,
 };
 use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
 use std::cell::RefCell;
@@ -55,8 +55,9 @@ pub enum ExecutorChoice {
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanRequest {
     pub device: DeviceKind,
-    /// Needed unless the device is `Cpu`.
+    /// Bytes. Needed unless the device is `Cpu`.
     pub device_budget: Option<u64>,
+    /// Bytes.
     pub host_budget: u64,
     /// Tokens of each sequence.
     pub context: u32,
@@ -67,14 +68,16 @@ pub struct PlanRequest {
     pub step_width: Option<u32>,
     /// The storage's logical block: a power of two, at most 1 MiB.
     pub read_alignment: u64,
-    /// `None`: chosen.
+    /// Bytes of the largest group; rounded down to whole read blocks. `None`: chosen.
     pub slice_bytes: Option<u64>,
-    /// Of either ring; at least 2. `None`: 4 on the host and 3 on the device, fewer where they do not fit.
+    /// Groups that either ring holds; at least 2. `None`: 4 on the host and 3 on the device, fewer where they do not fit.
     pub ring_entries: Option<u32>,
     pub executor: ExecutorChoice,
     /// Whether the file may be mapped instead of read where all of it fits the host's budget on `Cpu`.
     pub map_file: bool,
     pub rates: Rates,
+    /// The name of the hardware card that `rates` are from; `None`: they are assumed.
+    pub rates_card: Option<String>,
 }
 
 const STEP_WIDTH_MAX: u32 = 512;
@@ -84,6 +87,10 @@ const STEP_WIDTH_KEPT: u32 = 16;
 const SCRATCH_SHARE: u64 = 8;
 const SLICE_BYTES_MAX: u64 = 128 << 20;
 const SLICE_BYTES_MIN: u64 = 256 << 10;
+/// More groups than this are not planned: each takes a few hundred bytes, and time for each of the layouts that are
+/// tried. A file of 1 TiB keeps to it in slices of half the largest size; a size that a few numbers in a damaged file
+/// or a card claim may not.
+pub(super) const GROUPS_MAX: u64 = 1 << 14;
 /// A ring takes at most one part in this many of what KV, scratch and the small group leave.
 const RING_SHARE: u64 = 4;
 const READ_ALIGNMENT_MAX: u64 = 1 << 20;
@@ -105,6 +112,7 @@ pub(super) fn plan_tensors(
 ) -> Result<Plan, PlanError> {
     check(request)?;
     let problem = Problem::new(tensors, hyperparameters, request);
+    problem.check_pieces(request)?;
     match problem.layout(request) {
         Some(layout) => Ok(problem.finish(request, layout)),
         None => Err(refusal::explain(&problem, request)),
@@ -148,8 +156,12 @@ pub(super) struct Problem<'a> {
     pub(super) catalogue: Catalogue,
     pub(super) read_alignment: u64,
     pub(super) small_bytes: u64,
-    /// An upper bound of all homes, slice borders included.
+    /// All tensors of the file, used or not.
     pub(super) file_weight_bytes: u64,
+    /// Tensors that groups hold.
+    used_weight_bytes: u64,
+    /// The smallest slice size that keeps to `GROUPS_MAX`, where the request names none.
+    slice_bytes_min: u64,
     /// The groups of the last slice size: neighbouring layouts mostly ask for the same.
     pub(super) last_groups: RefCell<Option<(u64, Rc<Vec<Group>>)>>,
 }
@@ -165,7 +177,22 @@ impl<'a> Problem<'a> {
         let file_weight_bytes = tensors
             .iter()
             .fold(0u64, |sum, tensor| sum.saturating_add(tensor.bytes));
+        let unit = request.read_alignment.max(ARENA_ALIGNMENT);
+        let mut slice_bytes_min = SLICE_BYTES_MIN.max(unit);
+        let pieces = |slice_bytes| {
+            let rule = SliceRule {
+                slice_bytes,
+                read_alignment: request.read_alignment,
+            };
+            catalogue.pieces(tensors, rule)
+        };
+        while slice_bytes_min < SLICE_BYTES_MAX && pieces(slice_bytes_min) > GROUPS_MAX {
+            slice_bytes_min *= 2;
+        }
+        let used_weight_bytes = catalogue.weight_bytes(tensors);
         Problem {
+            used_weight_bytes,
+            slice_bytes_min,
             tensors,
             hyperparameters,
             catalogue,
@@ -174,6 +201,36 @@ impl<'a> Problem<'a> {
             file_weight_bytes,
             last_groups: RefCell::new(None),
         }
+    }
+
+    /// Refuses weights that even the largest slices, or those that the request names, cut into too many groups: found
+    /// by division, before anything is cut.
+    fn check_pieces(&self, request: &PlanRequest) -> Result<(), PlanError> {
+        let unit = self.read_alignment.max(ARENA_ALIGNMENT);
+        let (what, slice_bytes) = match request.slice_bytes {
+            Some(bytes) => ("slice", (bytes / unit * unit).max(unit)),
+            None => ("weights", self.slice_bytes_min),
+        };
+        let rule = SliceRule {
+            slice_bytes,
+            read_alignment: self.read_alignment,
+        };
+        let pieces = self.catalogue.pieces(self.tensors, rule);
+        if pieces <= GROUPS_MAX {
+            return Ok(());
+        }
+        let advice = match request.slice_bytes {
+            Some(_) => "give a larger --slice, or auto",
+            None => "no model is this large: the shape or the file is damaged",
+        };
+        Err(PlanError::Invalid {
+            what,
+            why: format!(
+                "{} of weights in slices of {} are {pieces} groups, and at most {GROUPS_MAX} are planned; {advice}",
+                HumanBytes(self.used_weight_bytes),
+                HumanBytes(slice_bytes),
+            ),
+        })
     }
 
     /// Pages of the KV cache; `None` where they cannot be numbered.
@@ -320,7 +377,7 @@ impl<'a> Problem<'a> {
         {
             bytes = bytes.min(share(device.free(), entries(DEVICE_RING_ENTRIES)));
         }
-        (bytes / unit * unit).clamp(SLICE_BYTES_MIN.max(unit), SLICE_BYTES_MAX)
+        (bytes / unit * unit).clamp(self.slice_bytes_min, SLICE_BYTES_MAX)
     }
 
     fn groups(&self, slice_bytes: u64) -> Rc<Vec<Group>> {
@@ -338,6 +395,13 @@ impl<'a> Problem<'a> {
         groups
     }
 
+    /// Whether the file itself may be the homes: by its bytes alone, without the borders of groups.
+    fn may_be_mapped(&self, request: &PlanRequest, bare: &Split) -> bool {
+        let mut mapped = bare.clone();
+        mapped.host.weights = self.used_weight_bytes;
+        request.map_file && request.device == DeviceKind::Cpu && mapped.fits()
+    }
+
     /// One step width, with its slice size and groups; `None` where what is fixed does not fit already.
     fn candidate<'b>(
         &'b self,
@@ -347,7 +411,7 @@ impl<'a> Problem<'a> {
     ) -> Option<Candidate<'b>> {
         let bare = self.split(request, kv, width, Reserve::default(), self.small_bytes);
         // A mapped small group takes less than a resident one.
-        if !bare.fits() && !request.map_file {
+        if !bare.fits() && !self.may_be_mapped(request, &bare) {
             return None;
         }
         let slice_bytes = self.slice_bytes(request, &bare);
@@ -439,6 +503,7 @@ impl<'a> Problem<'a> {
             scratch,
             unused: self.catalogue.unused.clone(),
             rates: request.rates.clone(),
+            rates_card: request.rates_card.clone(),
             predictions,
             elements: layout.elements,
         }

@@ -1,7 +1,6 @@
 //! How fast the parts of a machine are: assumed, from a card in config/hardware, or measured.
 
 use serde::{Deserialize, Serialize};
-use std::path::{Path, PathBuf};
 
 /// Rates in bytes or floating-point operations per second. All are finite and above zero.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -51,16 +50,12 @@ pub struct HardwareCard {
     pub rates: Rates,
 }
 
-/// Why a hardware card or a rates file is not used.
+/// Why a hardware card is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum RatesError {
-    #[error("read {path}: {source}")]
-    Read {
-        path: PathBuf,
-        source: std::io::Error,
-    },
-    #[error("parse hardware card: {0}")]
-    Parse(#[from] toml::de::Error),
+    /// One line.
+    #[error("line {line}: {message}")]
+    Parse { line: usize, message: String },
     #[error("`{name}` is {value}: a rate is a number above zero")]
     NotARate { name: &'static str, value: f64 },
 }
@@ -100,23 +95,22 @@ impl Rates {
 
 impl HardwareCard {
     pub fn parse(text: &str) -> Result<HardwareCard, RatesError> {
-        let card: HardwareCard = toml::from_str(text)?;
+        let card: HardwareCard = toml::from_str(text).map_err(|error| {
+            let before = error.span().and_then(|span| text.get(..span.start));
+            RatesError::Parse {
+                line: before.map_or(1, |before| before.matches('\n').count() + 1),
+                message: error.message().replace('\n', ": "),
+            }
+        })?;
         card.rates.check()?;
         Ok(card)
-    }
-
-    pub fn open(path: &Path) -> Result<HardwareCard, RatesError> {
-        let text = std::fs::read_to_string(path).map_err(|source| RatesError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        HardwareCard::parse(&text)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn the_cards_that_ship_parse() {
@@ -124,7 +118,7 @@ mod tests {
         let mut names = Vec::new();
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
-            let card = HardwareCard::open(&path).unwrap();
+            let card = HardwareCard::parse(&std::fs::read_to_string(&path).unwrap()).unwrap();
             assert!(!card.name.is_empty(), "{}", path.display());
             names.push(path.file_name().unwrap().to_string_lossy().into_owned());
         }

@@ -4,7 +4,7 @@
 
 use super::layout::Layout;
 use super::planner::{DeviceKind, PlanRequest, Problem};
-use super::{HumanBytes, PAGE_TOKENS, Tier, TierSplit};
+use super::{HumanBytes, MIB, PAGE_TOKENS, Tier, TierSplit};
 use std::fmt;
 
 /// Why there is no plan.
@@ -68,8 +68,8 @@ impl fmt::Display for Advice {
                 "--parallel",
                 self.parallel.map(|sequences| sequences.to_string()),
             ),
-            ("--device-memory", self.device_memory.map(flag_size)),
-            ("--host-memory", self.host_memory.map(flag_size)),
+            ("--device-memory", self.device_memory.map(HumanBytes::flag)),
+            ("--host-memory", self.host_memory.map(HumanBytes::flag)),
         ];
         let mut separator = "";
         for (flag, value) in flags {
@@ -79,15 +79,6 @@ impl fmt::Display for Advice {
             }
         }
         Ok(())
-    }
-}
-
-/// A size as the command line takes it.
-fn flag_size(bytes: u64) -> String {
-    if bytes.is_multiple_of(MIB) {
-        format!("{}MiB", bytes / MIB)
-    } else {
-        bytes.to_string()
     }
 }
 
@@ -146,7 +137,6 @@ impl fmt::Display for Refusal {
     }
 }
 
-const MIB: u64 = 1 << 20;
 /// Budgets above this are never advised.
 const MEMORY_MAX: u64 = 1 << 50;
 /// A context below this is not worth advising.

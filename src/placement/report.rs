@@ -111,6 +111,10 @@ impl Plan {
             }
         }
 
+        match &self.rates_card {
+            Some(card) => writeln!(text, "rates: from {card}")?,
+            None => writeln!(text, "rates: assumed")?,
+        }
         writeln!(
             text,
             "\n{:<9}{:>12}{:>12}  bound by",
@@ -221,6 +225,7 @@ impl Plan {
             "scratch": scratch,
             "storage_bytes_per_step": self.storage_bytes_per_step(),
             "link_bytes_per_step": self.link_bytes_per_step(),
+            "rates_card": self.rates_card,
             "predictions": predictions,
             "unused_tensors": self.unused,
             "groups": groups,

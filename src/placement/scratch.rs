@@ -1,6 +1,7 @@
 //! Scratch: everything a step needs beside weights, rings and KV, as named items.
 //!
-//! The sizes are upper bounds that the forward pass keeps to; the arena is laid out from them.
+//! The sizes are upper bounds that the forward pass keeps to. Only what reads land in (`Plan::arena_bytes`) is in an
+//! arena; activations are allocated by each step.
 
 use super::{GatherBuffer, PlanRequest, Tier, planner::DeviceKind, round_up};
 use crate::gguf::Hyperparameters;
@@ -28,8 +29,13 @@ const F32_BYTES: u64 = 4;
 /// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 with two f16
 /// (4.5), 8 bits by 256 with an f32 and sums by 16 (4.5, rounded up).
 const INPUT_BYTES_OF_FOUR: u64 = 16 + 5 + 5;
-/// A candidate of the sampler: token and logit.
-const CANDIDATE_BYTES: u64 = 8;
+/// What the sampler keeps for each token of the vocabulary: a candidate (token and logit), one at the border of top_p,
+/// and a weight (f64).
+const SAMPLER_BYTES: u64 = 8 + 8 + 8;
+/// What attention is handed for a page, and for a token: a slice with its kind, and a slice with a position.
+const PAGE_VIEW_BYTES: u64 = 24;
+/// Cosine and sine of a pair of dimensions.
+const ANGLE_BYTES: u64 = 8;
 
 /// The scratch formula. With w the width of the widest step, E the embedding length, F the widest feed-forward, q, k, v
 /// and o the widest query, key, value and attention outputs of any layer, all in f32 unless said:
@@ -40,12 +46,14 @@ const CANDIDATE_BYTES: u64 = 8;
 /// | attention q, k, v and output | w (q + k + v + o) |
 /// | feed-forward gate, up and product | 3 w F |
 /// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms |
-/// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences) |
-/// | sampler candidates | 8 bytes for each token of the vocabulary |
+/// | rope angles | 8 bytes for each pair of rotated dimensions, w times |
+/// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences); where there are several, twice: the product and the rows that are handed out |
+/// | sampler | 24 bytes for each token of the vocabulary |
 /// | block tables | 4 bytes for each page of the KV cache |
+/// | pages as attention reads them | 24 bytes for each page of the KV cache and each of w tokens, for one layer at a time |
 /// | embedding rows read from storage | `GatherBuffer` |
 ///
-/// With a device tier all but the last three are on the device, and the host adds: a copy of the logits, the
+/// With a device tier all but the last four and the sampler's are on the device, and the host adds: the logits that are handed out, the
 /// embedding rows of a step on their way (w E), the staging entry of loading and, where the host multiplies, inputs and
 /// outputs that cross the link.
 pub(super) fn items(
@@ -103,7 +111,17 @@ pub(super) fn items(
         floats(3 * feed_forward),
     );
     add(compute, "inputs as the kernels read them", inputs);
-    add(compute, "logits", logits);
+    add(
+        compute,
+        "rope angles",
+        (width * ANGLE_BYTES).saturating_mul(u64::from(shape.rope_dimensions / 2)),
+    );
+    let handed_out = if compute == Tier::Host && logit_rows > 1 {
+        logits
+    } else {
+        0
+    };
+    add(compute, "logits", logits.saturating_add(handed_out));
     if compute == Tier::Device {
         add(Tier::Host, "logits", logits);
         add(Tier::Host, "embedding rows of a step", floats(embedding));
@@ -122,12 +140,13 @@ pub(super) fn items(
             floats(widest_output),
         );
     }
+    add(Tier::Host, "sampler", vocabulary * SAMPLER_BYTES);
+    add(Tier::Host, "block tables", pages.saturating_mul(4));
     add(
         Tier::Host,
-        "sampler candidates",
-        vocabulary * CANDIDATE_BYTES,
+        "pages as attention reads them",
+        pages.saturating_add(width).saturating_mul(PAGE_VIEW_BYTES),
     );
-    add(Tier::Host, "block tables", pages.saturating_mul(4));
     add(
         Tier::Host,
         "embedding rows read from storage",
@@ -136,7 +155,7 @@ pub(super) fn items(
     items
 }
 
-/// What the items of one tier take of its arena.
+/// What the items of one tier take of its budget, rounded up as splits are.
 pub(super) fn total(items: &[ScratchItem], tier: Tier) -> u64 {
     let of_tier = items.iter().filter(|item| item.tier == tier);
     let sum = of_tier.fold(0u64, |sum, item| sum.saturating_add(item.bytes));

@@ -136,5 +136,6 @@ pub(super) fn request(device_budget: Option<u64>, host_budget: u64) -> PlanReque
         executor: ExecutorChoice::Auto,
         map_file: false,
         rates: Rates::default(),
+        rates_card: None,
     }
 }

@@ -26,6 +26,7 @@ pub fn log_probabilities(
     let sum: f64 = logits.iter().map(|v| (f64::from(*v) - max).exp()).sum();
     let log_sum = max + sum.ln();
     let at = |logit: f32| (f64::from(logit) - log_sum) as f32;
+    scratch.reserve(logits.len());
     keep_largest(logits, top.min(logits.len()), &mut scratch.candidates);
     Ok(LogProbabilities {
         chosen: at(logits[chosen as usize]),

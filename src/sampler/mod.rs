@@ -33,7 +33,21 @@ pub enum SampleError {
 #[derive(Debug, Default)]
 pub struct Scratch {
     candidates: Vec<Candidate>,
+    /// Those of the class that top_p ends in.
+    border: Vec<Candidate>,
     weights: Vec<f64>,
+}
+
+impl Scratch {
+    /// Makes every buffer as long as the vocabulary, once: growing by doubling would take up to twice that.
+    fn reserve(&mut self, vocabulary: usize) {
+        fn reserve<T>(buffer: &mut Vec<T>, length: usize) {
+            buffer.reserve_exact(length.saturating_sub(buffer.len()));
+        }
+        reserve(&mut self.candidates, vocabulary);
+        reserve(&mut self.border, vocabulary);
+        reserve(&mut self.weights, vocabulary);
+    }
 }
 
 /// Chooses the tokens of one request.
@@ -61,7 +75,8 @@ impl Sampler {
         if self.parameters.temperature <= 0.0 {
             return Ok(first_equal(logits, max));
         }
-        filter(&self.parameters, logits, max, &mut scratch.candidates);
+        scratch.reserve(logits.len());
+        filter(&self.parameters, logits, max, scratch);
         let temperature = f64::from(self.parameters.temperature);
         // The difference is at most 0, so no temperature overflows: a tiny one gives exp(-huge) = 0 to all but the
         // most probable.
@@ -105,12 +120,10 @@ fn first_equal(logits: &[f32], max: f32) -> u32 {
 }
 
 /// Leaves in `candidates` what `top_k`, `top_p` and `min_p` keep: at least the most probable token.
-fn filter(
-    parameters: &SamplingParameters,
-    logits: &[f32],
-    max: f32,
-    candidates: &mut Vec<Candidate>,
-) {
+fn filter(parameters: &SamplingParameters, logits: &[f32], max: f32, scratch: &mut Scratch) {
+    let Scratch {
+        candidates, border, ..
+    } = scratch;
     if parameters.top_k > 0 && parameters.top_k < logits.len() {
         keep_largest(logits, parameters.top_k, candidates);
     } else {
@@ -124,7 +137,7 @@ fn filter(
         ));
     }
     if parameters.top_p < 1.0 {
-        keep_top_p(candidates, parameters.top_p, max);
+        keep_top_p(candidates, parameters.top_p, max, border);
     }
     if parameters.min_p > 0.0 {
         // p >= min_p * p_max, in logarithms.

@@ -38,9 +38,9 @@ fn chi_square(counts: &[usize], probabilities: &[f32]) -> f64 {
 /// Which tokens can be drawn.
 fn kept(parameters: &SamplingParameters, logits: &[f32]) -> Vec<u32> {
     let max = largest_logit(logits).unwrap();
-    let mut candidates = Vec::new();
-    filter(parameters, logits, max, &mut candidates);
-    let mut ids: Vec<u32> = candidates.iter().map(|c| c.id).collect();
+    let mut scratch = Scratch::default();
+    filter(parameters, logits, max, &mut scratch);
+    let mut ids: Vec<u32> = scratch.candidates.iter().map(|c| c.id).collect();
     ids.sort_unstable();
     ids
 }
@@ -236,4 +236,26 @@ fn a_draw_at_the_border_takes_a_token_that_can_be_drawn() {
     assert_eq!(draw(&[0.5, 0.5], 0.5), 1);
     assert_eq!(draw(&[0.1, 0.2, 0.0], 1.0 - f64::EPSILON / 2.0), 1);
     assert_eq!(draw(&[0.1, 0.2, 0.0], 1.0), 1);
+}
+
+#[test]
+fn buffers_hold_the_vocabulary_once() {
+    // All equal: every token is a candidate, and all are in one class of top_p.
+    let logits = vec![1.0f32; 5000];
+    let parameters = SamplingParameters {
+        top_p: 0.999,
+        ..parameters()
+    };
+    let mut sampler = Sampler::new(&parameters);
+    let mut scratch = Scratch::default();
+    log_probabilities(&logits, 0, 20, &mut scratch).unwrap();
+    for _ in 0..3 {
+        sampler.sample(&logits, &mut scratch).unwrap();
+        let capacities = [
+            scratch.candidates.capacity(),
+            scratch.border.capacity(),
+            scratch.weights.capacity(),
+        ];
+        assert_eq!(capacities, [5000; 3]);
+    }
 }

@@ -18,7 +18,13 @@ fn class_of(candidate: &Candidate, max: f32) -> usize {
 ///
 /// Classes are summed from the most probable down; only the class in which the sum passes `top_p` is sorted. A flat
 /// distribution, where the set is a good part of the vocabulary, costs no more than a steep one.
-pub(super) fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32, max: f32) {
+/// `at_border` is scratch.
+pub(super) fn keep_top_p(
+    candidates: &mut Vec<Candidate>,
+    top_p: f32,
+    max: f32,
+    at_border: &mut Vec<Candidate>,
+) {
     let mut classes = [0.0_f64; CLASSES];
     for candidate in &*candidates {
         classes[class_of(candidate, max)] += exp_below(candidate.logit, max);
@@ -34,7 +40,7 @@ pub(super) fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32, max: f32) 
         // Rounding, when top_p is nearly 1.
         return;
     };
-    let mut at_border = Vec::new();
+    at_border.clear();
     candidates.retain(|candidate| {
         let class = class_of(candidate, max);
         if class == border {
@@ -43,7 +49,7 @@ pub(super) fn keep_top_p(candidates: &mut Vec<Candidate>, top_p: f32, max: f32) 
         class < border
     });
     at_border.sort_unstable_by(by_rank);
-    for candidate in at_border {
+    for &candidate in &*at_border {
         candidates.push(candidate);
         wanted -= exp_below(candidate.logit, max);
         if wanted <= 0.0 {
@@ -85,7 +91,7 @@ mod tests {
                 let max = candidates.iter().map(|c| c.logit).fold(-100.0, f32::max);
                 for top_p in [1e-30, 0.123, 0.5, 0.877, 0.99, 0.999_99] {
                     let mut kept = candidates.clone();
-                    keep_top_p(&mut kept, top_p, max);
+                    keep_top_p(&mut kept, top_p, max, &mut Vec::new());
                     kept.sort_by(by_rank);
                     let expected = reference(candidates.clone(), top_p, max);
                     assert_eq!(kept, expected, "{top_p} of {length} over {spread}");
@@ -97,7 +103,7 @@ mod tests {
     #[test]
     fn of_equals_the_lowest_ids_stay() {
         let mut kept: Vec<Candidate> = (0..10_000).map(|id| Candidate { id, logit: 0.5 }).collect();
-        keep_top_p(&mut kept, 0.5, 0.5);
+        keep_top_p(&mut kept, 0.5, 0.5, &mut Vec::new());
         let ids: Vec<u32> = kept.iter().map(|c| c.id).collect();
         assert_eq!(ids, (0..5000).collect::<Vec<u32>>());
     }

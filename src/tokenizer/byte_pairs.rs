@@ -237,12 +237,6 @@ impl BytePairs {
             }));
         }
     }
-
-    pub(super) fn bytes_held(&self) -> usize {
-        // Control bytes of the hash table included.
-        self.merges.capacity() * (size_of::<(u64, Merge)>() + 1) * 8 / 7
-            + self.bytes.capacity() * size_of::<u32>()
-    }
 }
 
 /// Gives ids to byte strings while the merges are read.

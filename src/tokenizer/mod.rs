@@ -194,11 +194,6 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Whether the model ends its turn with this token.
-    pub fn is_end_of_generation(&self, id: u32) -> bool {
-        self.end_of_generation.binary_search(&id).is_ok()
-    }
-
     /// All end tokens, in order of id.
     pub fn end_of_generation(&self) -> &[u32] {
         &self.end_of_generation
@@ -221,23 +216,9 @@ impl Tokenizer {
         self.bos
     }
 
-    /// The end-of-sequence token that the file names.
-    pub fn eos(&self) -> Option<u32> {
-        self.eos
-    }
-
     /// Whether prompts begin with [`Tokenizer::bos`].
     pub fn add_bos(&self) -> bool {
         self.add_bos && self.bos.is_some()
-    }
-
-    /// Memory that the tokenizer holds: its tables, without the compiled patterns.
-    pub fn approximate_bytes(&self) -> usize {
-        let method = match &self.method {
-            Method::BytePairs { pairs, .. } => pairs.bytes_held(),
-            Method::SentencePieces(pieces) => pieces.bytes_held(),
-        };
-        size_of::<Tokenizer>() + self.vocabulary.bytes_held() + self.specials.bytes_held() + method
     }
 
     /// The text of a token as templates print it: `bos_token` and the like. Empty where there is none.

@@ -173,10 +173,6 @@ impl SentencePieces {
             });
         }
     }
-
-    pub(super) fn bytes_held(&self) -> usize {
-        self.scores.capacity() * size_of::<f32>() + size_of_val(&*self.bytes)
-    }
 }
 
 #[cfg(test)]

@@ -127,10 +127,6 @@ impl SpecialTokens {
             .copied()
             .filter(|&id| vocabulary.kind(id) != Kind::UserDefined)
     }
-
-    pub(super) fn bytes_held(&self) -> usize {
-        self.sorted.capacity() * size_of::<u32>()
-    }
 }
 
 #[cfg(test)]

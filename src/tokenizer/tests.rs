@@ -225,7 +225,6 @@ fn damaged_vocabularies_never_panic() {
             tokenizer.decode(&ids);
         }
         tokenizer.decode(&[0, 1, u32::MAX]);
-        assert!(tokenizer.approximate_bytes() > 0);
     }
 }
 
@@ -363,11 +362,6 @@ fn end_tokens_are_the_union_of_ids_and_known_texts() {
     let check = |metadata: &Metadata, expected: &[u32]| {
         let tokenizer = load(metadata);
         assert_eq!(tokenizer.end_of_generation(), expected);
-        assert!(
-            expected
-                .iter()
-                .all(|&id| tokenizer.is_end_of_generation(id))
-        );
     };
     let bpe = byte_level(&controls);
     check(&bpe, &[0, 1, 2, 4]);
@@ -392,13 +386,4 @@ fn end_tokens_are_the_union_of_ids_and_known_texts() {
     assert_eq!(load(&odd).piece_bytes(0), b"");
     assert_eq!(load(&odd).control_token("<|im_end|>"), Some(0));
     assert_eq!(load(&odd).control_token("a"), None);
-}
-
-#[test]
-fn memory_is_counted() {
-    let pieces: Vec<String> = (0..10_000).map(|i| format!("piece{i}")).collect();
-    let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
-    let held = load(&sentence_piece(&pieces)).approximate_bytes();
-    let text: usize = pieces.iter().map(|p| p.len()).sum();
-    assert!(held > text && held < text + 10_000 * 40, "{held} bytes");
 }

@@ -198,14 +198,6 @@ impl Vocabulary {
         self.index
             .find(self.index.hash(bytes), |id| self.piece(id) == bytes)
     }
-
-    /// Memory that the vocabulary holds.
-    pub(super) fn bytes_held(&self) -> usize {
-        self.bytes.capacity()
-            + self.offsets.capacity() * size_of::<u32>()
-            + self.kinds.capacity()
-            + self.index.slots.capacity() * size_of::<u32>()
-    }
 }
 
 /// The byte that a piece spelt `<0x41>` stands for.

@@ -152,3 +152,28 @@ fn a_vocabulary_larger_than_the_embedding_is_refused() {
     });
     refused(&path, &["vocabulary", "100 rows", "damaged"]);
 }
+
+#[test]
+fn a_card_of_more_weights_than_any_model_is_refused_without_memory_for_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let card = folder.path().join("card.toml");
+    let text = super::CARD
+        .replace("layers = 2", "layers = 4096")
+        .replace("embedding_length = 64", "embedding_length = 32")
+        .replace(
+            "feed_forward_length = 96",
+            "feed_forward_length = 2147483648",
+        )
+        .replace("\"f32\"", "\"q8_0\"");
+    std::fs::write(&card, text).unwrap();
+    // 2 GB of addresses: it may not try, and the test machine would not survive it.
+    let limited = "ulimit -v 2000000; exec \"$0\" \"$@\"";
+    let mut command = std::process::Command::new("sh");
+    command
+        .args(["-c", limited])
+        .arg(super::strata().get_program())
+        .arg("plan")
+        .arg(&card)
+        .stdin(std::process::Stdio::null());
+    super::run(&mut command).refusal(1, &["card.toml", "weights", "groups"]);
+}

@@ -179,3 +179,39 @@ fn an_address_that_cannot_be_had_is_told_before_the_model_is_read() {
         outcome.refusal(1, &[address, part, "--listen"]);
     }
 }
+
+#[test]
+fn a_hardware_card_gives_its_rates_and_the_report_says_so() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let plan = |card: Option<&std::path::Path>| {
+        let mut command = super::strata();
+        command
+            .arg("plan")
+            .arg(root.join("models/llama-3.3-70b.toml"))
+            .args(["--device", "emulated"])
+            .args(["--device-memory", "24GiB", "--host-memory", "64GiB"]);
+        if let Some(card) = card {
+            command.arg("--hardware").arg(card);
+        }
+        super::run(&mut command)
+    };
+    let assumed = plan(None);
+    assert!(assumed.success().contains("\nrates: assumed\n"));
+    let with_card = plan(Some(&root.join("config/hardware/rtx-4090-desktop.toml")));
+    let report = with_card.success();
+    assert!(
+        report.contains("\nrates: from RTX 4090 desktop ("),
+        "{report}"
+    );
+    let predictions = |report: &str| report.split("\nwidth").nth(1).unwrap().to_owned();
+    assert_ne!(predictions(report), predictions(assumed.success()));
+
+    let folder = tempfile::tempdir().unwrap();
+    let bad = folder.path().join("bad.toml");
+    std::fs::write(&bad, "name = \"x\"\nspeed = 3\n").unwrap();
+    plan(Some(&bad)).refusal(1, &["hardware card", "bad.toml", "line 2", "speed"]);
+    std::fs::write(&bad, "#".repeat(2 << 20)).unwrap();
+    plan(Some(&bad)).refusal(1, &["bad.toml", "at most"]);
+    plan(Some(folder.path())).refusal(1, &["not a regular file"]);
+    plan(Some("/dev/zero".as_ref())).refusal(1, &["not a regular file"]);
+}

@@ -35,6 +35,7 @@ pub(crate) fn all_resident() -> PlanRequest {
         executor: ExecutorChoice::Auto,
         map_file: true,
         rates: Rates::default(),
+        rates_card: None,
     }
 }
 
