@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 /// Seconds after which a client may try again when the queue was full.
 const RETRY_AFTER_QUEUE_FULL: u32 = 1;
+/// The same when the server is busy with other requests' bodies.
+const RETRY_AFTER_BUSY: u32 = 1;
 /// The same while the model is loading.
 const RETRY_AFTER_LOADING: u32 = 5;
 
@@ -147,6 +149,15 @@ impl ApiError {
                 "the model is loading ({:.0} %); try again later",
                 progress * 100.0
             ))
+        }
+    }
+
+    /// 503: what this takes is bounded, and others have it.
+    pub(super) fn busy(message: impl Into<String>) -> ApiError {
+        ApiError {
+            code: Some("busy"),
+            retry_after: Some(RETRY_AFTER_BUSY),
+            ..ApiError::unavailable(message)
         }
     }
 
