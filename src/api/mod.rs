@@ -132,12 +132,11 @@ impl Api {
             .hash_one(self.asked.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A sequence that the engine ended with a sentence.
-    fn failure(&self, message: String) -> ApiError {
-        match self.engine.status() {
-            EngineStatus::ShuttingDown => SubmitError::ShuttingDown.into(),
-            _ => ApiError::internal(message),
-        }
+    /// A sequence that the engine left without a last event: it ended itself, or the client did not read.
+    fn given_up(&self) -> ApiError {
+        self.check_ready().err().unwrap_or_else(|| {
+            ApiError::internal("this answer was given up: the client did not read it in time")
+        })
     }
 
     fn check_ready(&self) -> Result<(), ApiError> {
