@@ -1,7 +1,9 @@
 //! Every metric name, label and bucket, in one place. The names are an interface (README.md lists them).
 //!
 //! One `Metrics` is made by `main` and shared by reference; the handles are atomics, so any thread may count.
-//! Requests are counted so that at all times started = finished (by outcome) + running + waiting.
+//! `strata_requests_total` counts HTTP requests when they end, those that were refused included;
+//! `strata_requests_active` counts sequences, which only the engine has: a request with `n` = 2 is two of them, and one
+//! whose body is still being read is none.
 
 use prometheus::{CounterVec, HistogramVec};
 use prometheus::{
@@ -152,12 +154,12 @@ impl Metrics {
             ),
             requests_total: counters(
                 "strata_requests_total",
-                "Finished requests.",
+                "HTTP requests that have ended, by outcome.",
                 &["endpoint", "outcome"],
             ),
             requests_active: gauges(
                 "strata_requests_active",
-                "Requests that run or wait.",
+                "Sequences that run or wait in the engine; a request may have several.",
                 &["state"],
             ),
             prompt_tokens_total: counter("strata_prompt_tokens_total", "Prompt tokens computed."),
@@ -178,8 +180,11 @@ impl Metrics {
                 &SECONDS_BUCKETS,
             ),
             request_seconds: {
-                let options = HistogramOpts::new("strata_request_seconds", "Time of a request.")
-                    .buckets(SECONDS_BUCKETS.to_vec());
+                let options = HistogramOpts::new(
+                    "strata_request_seconds",
+                    "Time of an HTTP request, from its headers to the end of its answer.",
+                )
+                .buckets(SECONDS_BUCKETS.to_vec());
                 let made = HistogramVec::new(options, &["endpoint"]);
                 add(&registry, made.expect("valid metric"))
             },

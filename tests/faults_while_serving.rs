@@ -307,6 +307,7 @@ fn a_file_that_changes_while_it_is_opened_is_refused() {
             executor: ExecutorChoice::Auto,
             map_file,
             rates: Rates::default(),
+            rates_card: None,
         };
         let settings = WeightsSettings {
             reader: strata::memory::ReaderChoice::Auto,

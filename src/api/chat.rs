@@ -3,6 +3,7 @@
 use super::Api;
 use super::answer::{Choice, Shape, finish_reason, logarithm, token_text};
 use super::body::Received;
+use super::bounded::{Fields, Values};
 use super::error::ApiError;
 use super::generate::{Job, Prompt};
 use super::sequence::Delta;
@@ -14,10 +15,10 @@ use serde_json::{Map, Value, json};
 
 #[derive(Deserialize)]
 struct ChatFields {
-    messages: Vec<Value>,
+    messages: Values,
     logprobs: Option<bool>,
     top_logprobs: Option<u64>,
-    chat_template_kwargs: Option<Map<String, Value>>,
+    chat_template_kwargs: Option<Fields>,
 }
 
 /// Parses, renders and tokenises; runs on a blocking thread.
@@ -33,14 +34,15 @@ pub(super) fn prepare(api: &Api, body: &Received) -> Result<Job, ApiError> {
             "`top_logprobs` needs `logprobs` to be true",
         ));
     }
-    check_messages(&fields.messages)?;
+    let Values(messages) = fields.messages;
+    check_messages(&messages)?;
     let options = ChatOptions {
-        variables: fields.chat_template_kwargs.unwrap_or_default(),
+        variables: fields.chat_template_kwargs.unwrap_or_default().0,
         ..ChatOptions::default()
     };
     let prompt = api
         .template
-        .prompt(&api.tokenizer, &fields.messages, &options)
+        .prompt(&api.tokenizer, &messages, &options)
         .map_err(refusal)?;
     Ok(Job {
         prompts: vec![Prompt {

@@ -3,32 +3,136 @@
 use super::Api;
 use super::answer::{Choice, Shape, finish_reason, logarithm, token_text};
 use super::body::Received;
+use super::bounded::{TOKENS_MAX, TokenIds};
 use super::error::ApiError;
 use super::generate::{Job, Prompt};
 use super::sequence::Delta;
 use super::wire::{CHOICES_MAX, CommonFields, alternatives};
 use crate::engine::GeneratedToken;
 use crate::tokenizer::Tokenizer;
-use serde::Deserialize;
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, Error, IgnoredAny, SeqAccess, Visitor,
+};
 use serde_json::{Map, Value, json};
+use std::fmt::Formatter;
 
-#[derive(Deserialize)]
+#[derive(serde::Deserialize)]
 struct CompletionFields {
     prompt: Option<Prompts>,
     logprobs: Option<u64>,
     echo: Option<bool>,
 }
 
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "`prompt` must be a string, an array of strings, an array of token ids or an array of such arrays"
-)]
+/// Of lists of prompts the first `CHOICES_MAX` are kept, and the number is how many came.
+#[derive(Debug, PartialEq)]
 enum Prompts {
     Text(String),
-    Tokens(Vec<u64>),
-    Texts(Vec<String>),
-    TokenLists(Vec<Vec<u64>>),
+    Tokens(TokenIds),
+    Texts(Vec<String>, usize),
+    TokenLists(Vec<TokenIds>, usize),
+}
+
+const PROMPT_FORMS: &str =
+    "a string, an array of strings, an array of token ids or an array of such arrays";
+
+impl<'de> Deserialize<'de> for Prompts {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Prompts, D::Error> {
+        deserializer.deserialize_any(PromptsVisitor)
+    }
+}
+
+struct PromptsVisitor;
+
+impl<'de> Visitor<'de> for PromptsVisitor {
+    type Value = Prompts;
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`prompt` to be {PROMPT_FORMS}")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Prompts, E> {
+        Ok(Prompts::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Prompts, A::Error> {
+        let left = &mut { TOKENS_MAX };
+        let mut prompts = match sequence.next_element_seed(Element(left))? {
+            None => return Ok(Prompts::Tokens(TokenIds::default())),
+            Some(Prompts::Text(text)) => Prompts::Texts(vec![text], 1),
+            Some(Prompts::Tokens(tokens)) => Prompts::TokenLists(vec![tokens], 1),
+            Some(first) => first,
+        };
+        match &mut prompts {
+            Prompts::TokenLists(lists, 0) => {
+                // The elements are ids.
+                let mut tokens = lists.pop().unwrap_or_default();
+                tokens.take(sequence, left)?;
+                return Ok(Prompts::Tokens(tokens));
+            }
+            Prompts::Texts(texts, count) => {
+                while *count < CHOICES_MAX {
+                    match sequence.next_element()? {
+                        Some(text) => texts.push(text),
+                        None => return Ok(prompts),
+                    }
+                    *count += 1;
+                }
+                while let Some(IgnoredAny) = sequence.next_element()? {
+                    *count += 1;
+                }
+            }
+            Prompts::TokenLists(lists, count) => {
+                while *count < CHOICES_MAX {
+                    match sequence.next_element_seed(Element(left))? {
+                        Some(Prompts::Tokens(tokens)) => lists.push(tokens),
+                        Some(_) => return Err(A::Error::custom("`prompt` mixes kinds of prompts")),
+                        None => return Ok(prompts),
+                    }
+                    *count += 1;
+                }
+                while let Some(IgnoredAny) = sequence.next_element()? {
+                    *count += 1;
+                }
+            }
+            Prompts::Text(_) | Prompts::Tokens(_) => {}
+        }
+        Ok(prompts)
+    }
+}
+
+/// An element of the array `prompt`, with what is left of `TOKENS_MAX`.
+struct Element<'l>(&'l mut usize);
+
+impl<'de> DeserializeSeed<'de> for Element<'_> {
+    type Value = Prompts;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Prompts, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Element<'_> {
+    type Value = Prompts;
+
+    fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "`prompt` to be {PROMPT_FORMS}")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Prompts, E> {
+        Ok(Prompts::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E>(self, id: u64) -> Result<Prompts, E> {
+        let mut tokens = TokenIds::default();
+        tokens.push(id, self.0);
+        Ok(Prompts::TokenLists(vec![tokens], 0))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, sequence: A) -> Result<Prompts, A::Error> {
+        let mut tokens = TokenIds::default();
+        tokens.take(sequence, self.0)?;
+        Ok(Prompts::Tokens(tokens))
+    }
 }
 
 /// Parses and tokenises; runs on a blocking thread.
@@ -51,7 +155,14 @@ pub(super) fn prepare(api: &Api, body: &Received) -> Result<Job, ApiError> {
         tokens: api.tokenizer.encode_prompt(&text).into(),
         echo: if echo { text } else { String::new() },
     };
-    let tokens = |ids: Vec<u64>| -> Result<Prompt, ApiError> {
+    let tokens = |ids: TokenIds| -> Result<Prompt, ApiError> {
+        if ids.count >= api.context {
+            return Err(ApiError::context_length_exceeded(
+                "prompt",
+                api.context,
+                ids.count,
+            ));
+        }
         let ids = api.known_tokens("prompt", &ids)?;
         let echo = if echo {
             api.tokenizer.decode(&ids)
@@ -80,12 +191,12 @@ pub(super) fn prepare(api: &Api, body: &Received) -> Result<Job, ApiError> {
         None => return Err(ApiError::invalid("prompt", "`prompt` is missing")),
         Some(Prompts::Text(one)) => vec![text(one)],
         Some(Prompts::Tokens(one)) => vec![tokens(one)?],
-        Some(Prompts::Texts(list)) => {
-            several(list.len())?;
+        Some(Prompts::Texts(list, count)) => {
+            several(count)?;
             list.into_iter().map(text).collect()
         }
-        Some(Prompts::TokenLists(list)) => {
-            several(list.len())?;
+        Some(Prompts::TokenLists(list, count)) => {
+            several(count)?;
             list.into_iter().map(tokens).collect::<Result<_, _>>()?
         }
     };
@@ -175,4 +286,67 @@ fn logprobs_of(
         "top_logprobs": tops,
         "text_offset": offsets,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Prompts, String> {
+        serde_json::from_str(text).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn prompts_have_four_forms() {
+        let ids = |ids: &[u64]| TokenIds {
+            ids: ids.to_vec(),
+            count: ids.len(),
+        };
+        for (text, expected) in [
+            (r#""a""#, Prompts::Text("a".to_owned())),
+            ("[]", Prompts::Tokens(ids(&[]))),
+            ("[5,6]", Prompts::Tokens(ids(&[5, 6]))),
+            (r#"["a"]"#, Prompts::Texts(vec!["a".to_owned()], 1)),
+            (
+                "[[5],[]]",
+                Prompts::TokenLists(vec![ids(&[5]), ids(&[])], 2),
+            ),
+        ] {
+            assert_eq!(parse(text).unwrap(), expected, "{text}");
+        }
+        for text in [
+            "5",
+            "{}",
+            "[-1]",
+            "[1.5]",
+            "[1,\"a\"]",
+            "[\"a\",1]",
+            "[[1],2]",
+            "[[1],\"a\"]",
+            "[[[1]]]",
+            "[{}]",
+        ] {
+            parse(text).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn no_list_is_kept_past_its_maximum() {
+        for element in ["0", "[]", "\"\"", "[0]"] {
+            let many = TOKENS_MAX + 1;
+            let text = format!("[{}{element}]", format!("{element},").repeat(many - 1));
+            let (kept, count) = match parse(&text).unwrap() {
+                Prompts::Tokens(tokens) => (tokens.ids.len(), tokens.count),
+                Prompts::Texts(texts, count) => (texts.len(), count),
+                Prompts::TokenLists(lists, count) => (lists.len(), count),
+                Prompts::Text(_) => (0, 0),
+            };
+            let kept_max = if element == "0" {
+                TOKENS_MAX
+            } else {
+                CHOICES_MAX
+            };
+            assert_eq!((kept, count), (kept_max, many), "{element}");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Every failure that a client can meet, and its status. All of them, axum's own included, leave as OpenAI's envelope
 //! `{"error": {"message", "type", "param", "code"}}`.
 
-use crate::engine::SubmitError;
+use crate::engine::{Failure, SubmitError};
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -9,6 +9,8 @@ use serde_json::{Value, json};
 
 /// Seconds after which a client may try again when the queue was full.
 const RETRY_AFTER_QUEUE_FULL: u32 = 1;
+/// The same when the server is busy with other requests' bodies.
+const RETRY_AFTER_BUSY: u32 = 1;
 /// The same while the model is loading.
 const RETRY_AFTER_LOADING: u32 = 5;
 
@@ -150,6 +152,15 @@ impl ApiError {
         }
     }
 
+    /// 503: what this takes is bounded, and others have it.
+    pub(super) fn busy(message: impl Into<String>) -> ApiError {
+        ApiError {
+            code: Some("busy"),
+            retry_after: Some(RETRY_AFTER_BUSY),
+            ..ApiError::unavailable(message)
+        }
+    }
+
     fn unavailable(message: impl Into<String>) -> ApiError {
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message)
     }
@@ -203,6 +214,18 @@ impl From<SubmitError> for ApiError {
     }
 }
 
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> ApiError {
+        match failure {
+            Failure::Refused(sentence) => ApiError::bad_request(sentence),
+            Failure::ShuttingDown => SubmitError::ShuttingDown.into(),
+            Failure::Weights | Failure::Numeric | Failure::NotNumbers | Failure::Internal => {
+                ApiError::internal(failure.to_string())
+            }
+        }
+    }
+}
+
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
@@ -217,5 +240,28 @@ impl IntoResponse for ApiError {
                 .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_of_the_engine_has_the_status_of_its_kind_whatever_the_engine_does_by_then() {
+        for (failure, status, code) in [
+            (Failure::Refused("no room".to_owned()), 400, Value::Null),
+            (Failure::Weights, 500, json!("internal_error")),
+            (Failure::Numeric, 500, json!("internal_error")),
+            (Failure::NotNumbers, 500, json!("internal_error")),
+            (Failure::Internal, 500, json!("internal_error")),
+            (Failure::ShuttingDown, 503, json!("shutting_down")),
+        ] {
+            let sentence = failure.to_string();
+            let error = ApiError::from(failure);
+            assert_eq!(error.status().as_u16(), status, "{sentence}");
+            assert_eq!(error.body()["error"]["message"], sentence);
+            assert_eq!(error.body()["error"]["code"], code, "{sentence}");
+        }
     }
 }

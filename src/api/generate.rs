@@ -9,8 +9,8 @@ use super::sequence::{Delta, EVENTS_MAX, Sequence, Update};
 use super::sse::EventStream;
 use super::wire::Parameters;
 use super::{Api, chat, completions};
-use crate::engine::{self, FinishReason};
-use crate::tokenizer::{Detokenizer, StopStrings};
+use crate::engine::{self, Failure, FinishReason};
+use crate::tokenizer::{Detokenizer, SequenceText};
 use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -113,11 +113,6 @@ fn start(api: &Api, job: Job) -> Result<(Running, Parameters), ApiError> {
             ));
         }
     }
-    let stop_tokens: Arc<[u32]> = parameters
-        .stop
-        .iter()
-        .filter_map(|string| api.tokenizer.control_token(string))
-        .collect();
     let mut sequences = Vec::new();
     for prompt in &job.prompts {
         for i in 0..parameters.choices {
@@ -135,17 +130,13 @@ fn start(api: &Api, job: Job) -> Result<(Running, Parameters), ApiError> {
                 events: sender,
             })?;
             let tokenizer = Arc::clone(&api.tokenizer);
-            let sequence = Sequence::new(
-                events,
-                if job.continues {
-                    Detokenizer::continuing(tokenizer)
-                } else {
-                    Detokenizer::new(tokenizer)
-                },
-                StopStrings::new(parameters.stop.iter().cloned()),
-                Arc::clone(&stop_tokens),
-                job.top_logprobs.is_some(),
-            );
+            let detokenizer = if job.continues {
+                Detokenizer::continuing(tokenizer)
+            } else {
+                Detokenizer::new(tokenizer)
+            };
+            let text = SequenceText::new(detokenizer, parameters.stop.iter().cloned());
+            let sequence = Sequence::new(events, text, job.top_logprobs.is_some());
             let choice = Choice {
                 index: sequences.len(),
                 echo: prompt.echo.clone(),
@@ -188,8 +179,8 @@ async fn collect(api: &Api, running: Running) -> Result<(serde_json::Value, Outc
     let wholes = gather(&mut sequences)
         .await
         .map_err(|failed| match failed {
-            Failed::With(message) => api.failure(message),
-            Failed::GivenUp => given_up(),
+            Failed::With(failure) => failure.into(),
+            Failed::GivenUp => api.given_up(),
         })?;
     let mut choices = Vec::new();
     let mut completion_tokens = 0;
@@ -204,7 +195,7 @@ async fn collect(api: &Api, running: Running) -> Result<(serde_json::Value, Outc
 }
 
 enum Failed {
-    With(String),
+    With(Failure),
     GivenUp,
 }
 
@@ -221,8 +212,8 @@ async fn gather(sequences: &mut [(Sequence, Choice)]) -> Result<Vec<Delta>, Fail
                         whole.tokens.extend(delta.tokens);
                         whole.finish = delta.finish;
                     }
-                    Poll::Ready(Some(Update::Failed(message))) => {
-                        return Poll::Ready(Err(Failed::With(message)));
+                    Poll::Ready(Some(Update::Failed(failure))) => {
+                        return Poll::Ready(Err(Failed::With(failure)));
                     }
                     Poll::Ready(Some(Update::GivenUp)) => {
                         return Poll::Ready(Err(Failed::GivenUp));
@@ -243,10 +234,6 @@ async fn gather(sequences: &mut [(Sequence, Choice)]) -> Result<Vec<Delta>, Fail
     })
     .await?;
     Ok(wholes)
-}
-
-pub(super) fn given_up() -> ApiError {
-    ApiError::internal("this answer was given up: the client did not read it in time")
 }
 
 /// Of several sequences: `length` if one of them was cut off.
@@ -280,8 +267,8 @@ mod tests {
             .map(|_| {
                 let (sender, events) = mpsc::channel(1);
                 let detokenizer = Detokenizer::new(Arc::clone(&tokenizer));
-                let stop = StopStrings::default();
-                let sequence = Sequence::new(events, detokenizer, stop, Arc::new([]), false);
+                let text = SequenceText::new(detokenizer, []);
+                let sequence = Sequence::new(events, text, false);
                 (sender, (sequence, Choice::default()))
             })
             .unzip();

@@ -1,6 +1,7 @@
 //! What operators ask: `/health`, `/metrics`, `/memory`.
 
 use super::Api;
+use super::body::report;
 use super::error::ApiError;
 use crate::engine::EngineStatus;
 use axum::Json;
@@ -35,11 +36,5 @@ pub(super) async fn metrics(State(api): State<Arc<Api>>) -> Response {
 
 /// The kernel walks this process's page tables for it, which takes a while where there are many.
 pub(super) async fn memory(State(api): State<Arc<Api>>) -> Result<Json<Value>, ApiError> {
-    match tokio::task::spawn_blocking(move || (api.memory)()).await {
-        Ok(report) => Ok(Json(report)),
-        Err(error) => {
-            tracing::error!(%error, "report memory");
-            Err(ApiError::internal("the server failed to report its memory"))
-        }
-    }
+    report(api).await.map(Json)
 }

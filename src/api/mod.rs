@@ -3,13 +3,15 @@
 //! `main` builds one [`Served`] and runs [`serve`]; everything here runs on tokio's threads and shares one `Api` by
 //! `Arc`. Parsing, templates and tokenisation go to blocking threads. Nothing here touches weights or devices.
 //!
-//! Bounds, each with its name: bodies (`body.rs`), connections (`server.rs`), events per sequence (`sequence.rs`), stop
-//! strings and choices (`wire.rs`); the queue of requests is the engine's.
+//! Bounds, each with its name: bodies (`body.rs`) and what they become in memory (`bounded.rs`), connections
+//! (`server.rs`), events per sequence (`sequence.rs`), stop strings and choices (`wire.rs`); the queue of requests is the
+//! engine's.
 
 #![warn(clippy::indexing_slicing)]
 
 mod answer;
 mod body;
+mod bounded;
 mod chat;
 mod completions;
 mod error;
@@ -38,6 +40,7 @@ use axum::http::{Method, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use bounded::{TOKENS_MAX, TokenIds};
 use error::ApiError;
 use std::any::Any;
 use std::hash::{BuildHasher, RandomState};
@@ -129,12 +132,11 @@ impl Api {
             .hash_one(self.asked.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// A sequence that the engine ended with a sentence.
-    fn failure(&self, message: String) -> ApiError {
-        match self.engine.status() {
-            EngineStatus::ShuttingDown => SubmitError::ShuttingDown.into(),
-            _ => ApiError::internal(message),
-        }
+    /// A sequence that the engine left without a last event: it ended itself, or the client did not read.
+    fn given_up(&self) -> ApiError {
+        self.check_ready().err().unwrap_or_else(|| {
+            ApiError::internal("this answer was given up: the client did not read it in time")
+        })
     }
 
     fn check_ready(&self) -> Result<(), ApiError> {
@@ -147,23 +149,29 @@ impl Api {
     }
 
     /// Ids that a client sent, if all are of this model.
-    fn known_tokens(&self, param: &'static str, ids: &[u64]) -> Result<Vec<u32>, ApiError> {
+    fn known_tokens(&self, param: &'static str, tokens: &TokenIds) -> Result<Vec<u32>, ApiError> {
+        if !tokens.is_whole() {
+            return Err(ApiError::invalid(
+                param,
+                format!(
+                    "{} token ids are too many; a request may have {TOKENS_MAX}",
+                    tokens.count
+                ),
+            ));
+        }
         let known = self.tokenizer.vocabulary_size();
-        ids.iter()
-            .map(|&id| {
-                u32::try_from(id)
-                    .ok()
-                    .filter(|id| (*id as usize) < known)
-                    .ok_or_else(|| {
-                        ApiError::invalid(
-                            param,
-                            format!(
-                                "token {id} is not in the vocabulary, which has {known} tokens"
-                            ),
-                        )
-                    })
-            })
-            .collect()
+        let known_id = |&id: &u64| {
+            u32::try_from(id)
+                .ok()
+                .filter(|id| (*id as usize) < known)
+                .ok_or_else(|| {
+                    ApiError::invalid(
+                        param,
+                        format!("token {id} is not in the vocabulary, which has {known} tokens"),
+                    )
+                })
+        };
+        tokens.ids.iter().map(known_id).collect()
     }
 }
 

@@ -1,8 +1,7 @@
 //! One sequence as a client sees it: the engine's tokens become text, end at stop strings, and are counted.
 
-use crate::engine::{Event, FinishReason, GeneratedToken};
-use crate::tokenizer::{Detokenizer, StopStrings};
-use std::sync::Arc;
+use crate::engine::{Event, Failure, FinishReason, GeneratedToken};
+use crate::tokenizer::{Ended, SequenceText};
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
@@ -13,9 +12,9 @@ pub(super) const EVENTS_MAX: usize = 256;
 #[derive(Debug, PartialEq)]
 pub(super) enum Update {
     Delta(Delta),
-    /// A sentence for the client; nothing follows.
-    Failed(String),
-    /// The engine gave up a client that did not read; nothing follows.
+    /// Nothing follows.
+    Failed(Failure),
+    /// The engine has left without a last event; nothing follows.
     GivenUp,
 }
 
@@ -32,10 +31,7 @@ pub(super) struct Delta {
 /// Drop it to cancel the sequence in the engine.
 pub(super) struct Sequence {
     events: mpsc::Receiver<Event>,
-    detokenizer: Detokenizer,
-    stop: StopStrings,
-    /// Stop strings that are the text of a control token, which prints nothing: its id ends the answer.
-    stop_tokens: Arc<[u32]>,
+    text: SequenceText,
     wants_tokens: bool,
     /// Tokens whose text is not complete, or may still become a stop string.
     held: Vec<GeneratedToken>,
@@ -46,16 +42,12 @@ pub(super) struct Sequence {
 impl Sequence {
     pub(super) fn new(
         events: mpsc::Receiver<Event>,
-        detokenizer: Detokenizer,
-        stop: StopStrings,
-        stop_tokens: Arc<[u32]>,
+        text: SequenceText,
         wants_tokens: bool,
     ) -> Sequence {
         Sequence {
             events,
-            detokenizer,
-            stop,
-            stop_tokens,
+            text,
             wants_tokens,
             held: Vec::new(),
             completion_tokens: 0,
@@ -79,9 +71,9 @@ impl Sequence {
                     self.completion_tokens += usize::from(reason == FinishReason::Stop);
                     Some(self.end(reason))
                 }
-                Some(Event::Failed(message)) => {
+                Some(Event::Failed(failure)) => {
                     self.close();
-                    Some(Update::Failed(message))
+                    Some(Update::Failed(failure))
                 }
                 None => {
                     self.close();
@@ -97,47 +89,38 @@ impl Sequence {
 
     fn take(&mut self, token: GeneratedToken) -> Option<Update> {
         self.completion_tokens += 1;
-        if self.stop_tokens.contains(&token.id) {
-            return Some(self.end(FinishReason::Stop));
-        }
-        let stopped = self.stop.push(&self.detokenizer.push(token.id));
-        if self.wants_tokens {
+        let piece = self.text.push(token.id);
+        let at_token = piece.ended == Some(Ended::AtToken);
+        if self.wants_tokens && !at_token {
             self.held.push(token);
         }
-        let finish = stopped.matched.map(|_| {
+        let finish = piece.ended.map(|_| {
             self.close();
             FinishReason::Stop
         });
-        if stopped.emit.is_empty() && finish.is_none() {
+        if piece.text.is_empty() && finish.is_none() {
             return None;
         }
-        let tokens = if stopped.emit.is_empty() {
+        let tokens = if piece.text.is_empty() && !at_token {
             Vec::new()
         } else {
             std::mem::take(&mut self.held)
         };
         Some(Update::Delta(Delta {
-            text: stopped.emit,
+            text: piece.text,
             tokens,
             finish,
         }))
     }
 
-    /// The model ended: what was held back is text after all, unless its last characters complete a stop string.
+    /// The model ended.
     fn end(&mut self, reason: FinishReason) -> Update {
         self.close();
-        let stopped = self.stop.push(&self.detokenizer.finish());
-        let mut text = stopped.emit;
-        let finish = if stopped.matched.is_some() {
-            FinishReason::Stop
-        } else {
-            text.push_str(&self.stop.finish());
-            reason
-        };
+        let piece = self.text.finish();
         Update::Delta(Delta {
-            text,
+            text: piece.text,
             tokens: std::mem::take(&mut self.held),
-            finish: Some(finish),
+            finish: Some(piece.ended.map_or(reason, |_| FinishReason::Stop)),
         })
     }
 

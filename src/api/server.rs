@@ -5,10 +5,12 @@ use super::{Served, router};
 use crate::config::Config;
 use axum::Router;
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io::ErrorKind;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -19,6 +21,8 @@ use tokio::task::JoinSet;
 const CONNECTIONS_MAX: usize = 512;
 /// For all headers of a request to arrive, and for an idle connection to send the next.
 const HEADER_TIME_MAX: Duration = Duration::from_secs(60);
+/// The same for the first request of a connection: one that says nothing takes a place from those that would.
+const FIRST_HEADERS_TIME_MAX: Duration = Duration::from_secs(10);
 /// Headers of one request.
 const HEADER_BYTES_MAX: usize = 64 << 10;
 /// After accepting failed (no file descriptors, most likely), until the next try.
@@ -219,14 +223,30 @@ async fn connection(stream: TcpStream, router: Router, stall_timeout: Duration, 
     // Tokens are small and each should leave at once. A connection that is gone already shows below.
     let _ = stream.set_nodelay(true);
     let stream = TokioIo::new(StallGuard::new(stream, stall_timeout));
+    let asked = AtomicBool::new(false);
+    let router = TowerToHyperService::new(router);
+    let service = service_fn(|request| {
+        asked.store(true, Ordering::Relaxed);
+        router.call(request)
+    });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIME_MAX)
         .max_buf_size(HEADER_BYTES_MAX)
-        .serve_connection(stream, TowerToHyperService::new(router));
+        .serve_connection(stream, service);
     let mut connection = std::pin::pin!(connection);
+    let silent = async {
+        tokio::time::sleep(FIRST_HEADERS_TIME_MAX).await;
+        if asked.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    };
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,
+        () = silent => {
+            tracing::debug!("a connection asked nothing");
+            return;
+        }
         () = stop.stopped() => {
             connection.as_mut().graceful_shutdown();
             connection.await

@@ -6,7 +6,7 @@
 use super::Api;
 use super::answer::{Answer, Choice, usage};
 use super::error::ApiError;
-use super::generate::{Running, given_up, outcome_of};
+use super::generate::{Running, outcome_of};
 use super::record::{Outcome, RequestRecord};
 use super::sequence::{Sequence, Update};
 use axum::body::{Body, Bytes};
@@ -79,11 +79,15 @@ impl EventStream {
                         push_event(&mut self.buffer, &chunk);
                     }
                 }
-                Poll::Ready(Some(Update::Failed(message))) => {
-                    return Progress::Failed(self.api.failure(message), Outcome::Error);
+                Poll::Ready(Some(Update::Failed(failure))) => {
+                    return Progress::Failed(failure.into(), Outcome::Error);
                 }
                 Poll::Ready(Some(Update::GivenUp)) => {
-                    return Progress::Failed(given_up(), Outcome::Cancelled);
+                    let outcome = match self.api.check_ready() {
+                        Ok(()) => Outcome::Cancelled,
+                        Err(_) => Outcome::Error,
+                    };
+                    return Progress::Failed(self.api.given_up(), outcome);
                 }
             }
         }

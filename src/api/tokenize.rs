@@ -2,6 +2,7 @@
 
 use super::Api;
 use super::body::{off_thread, receive};
+use super::bounded::TokenIds;
 use super::error::ApiError;
 use crate::tokenizer::Special;
 use axum::Json;
@@ -29,7 +30,7 @@ fn yes() -> bool {
 
 #[derive(Deserialize)]
 struct DetokenizeFields {
-    tokens: Vec<u64>,
+    tokens: TokenIds,
 }
 
 pub(super) async fn tokenize(

@@ -3,6 +3,7 @@
 //! Unknown fields are ignored. Fields of OpenAI's that would change the answer and are not supported are refused, so
 //! that nobody takes an answer for what they asked for.
 
+use super::bounded::{Outline, Strings};
 use super::error::ApiError;
 use crate::engine::SamplingParameters;
 use serde::Deserialize;
@@ -27,38 +28,31 @@ pub(super) struct CommonFields {
     top_k: Option<i64>,
     min_p: Option<f64>,
     seed: Option<serde_json::Number>,
-    stop: Option<Stop>,
+    stop: Option<Strings<STOP_STRINGS_MAX>>,
     n: Option<u64>,
     pub(super) stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     // Refused where they ask for something.
-    tools: Option<Value>,
-    functions: Option<Value>,
-    tool_choice: Option<Value>,
-    function_call: Option<Value>,
-    response_format: Option<Value>,
-    logit_bias: Option<Value>,
-    frequency_penalty: Option<Value>,
-    presence_penalty: Option<Value>,
-    suffix: Option<Value>,
-    best_of: Option<Value>,
-    audio: Option<Value>,
-    modalities: Option<Value>,
-    web_search_options: Option<Value>,
-    grammar: Option<Value>,
-    json_schema: Option<Value>,
+    tools: Option<Outline>,
+    functions: Option<Outline>,
+    tool_choice: Option<Outline>,
+    function_call: Option<Outline>,
+    response_format: Option<Outline>,
+    logit_bias: Option<Outline>,
+    frequency_penalty: Option<Outline>,
+    presence_penalty: Option<Outline>,
+    suffix: Option<Outline>,
+    best_of: Option<Outline>,
+    audio: Option<Outline>,
+    modalities: Option<Outline>,
+    web_search_options: Option<Outline>,
+    grammar: Option<Outline>,
+    json_schema: Option<Outline>,
 }
 
 #[derive(Debug, Deserialize)]
 struct StreamOptions {
     include_usage: Option<bool>,
-}
-
-#[derive(Debug, Deserialize)]
-#[serde(untagged, expecting = "`stop` must be a string or an array of strings")]
-enum Stop {
-    One(String),
-    Several(Vec<String>),
 }
 
 /// What to generate, less the prompts.
@@ -163,7 +157,7 @@ impl CommonFields {
         let text_format = |value: &Value| value.get("type").and_then(Value::as_str) == Some("text");
         let one = |value: &Value| value.as_u64() == Some(1);
         type Harmless<'c> = &'c dyn Fn(&Value) -> bool;
-        let fields: [(&'static str, &Option<Value>, Harmless<'_>); 15] = [
+        let fields: [(&'static str, &Option<Outline>, Harmless<'_>); 15] = [
             ("tools", &self.tools, &empty),
             ("functions", &self.functions, &empty),
             ("tool_choice", &self.tool_choice, &chosen),
@@ -181,7 +175,10 @@ impl CommonFields {
             ("json_schema", &self.json_schema, &empty),
         ];
         for (name, value, harmless) in fields {
-            if value.as_ref().is_some_and(|value| !harmless(value)) {
+            if value
+                .as_ref()
+                .is_some_and(|Outline(value)| !harmless(value))
+            {
                 return Err(ApiError::unsupported(
                     name,
                     format!("`{name}` is not supported by this server; leave it out"),
@@ -205,20 +202,13 @@ fn max_tokens(name: &'static str, tokens: i64) -> Result<Option<usize>, ApiError
 }
 
 /// Empty strings are ignored: they would end every answer before it begins.
-fn stop_strings(stop: Option<Stop>) -> Result<Vec<String>, ApiError> {
-    let mut strings = match stop {
-        None => Vec::new(),
-        Some(Stop::One(string)) => vec![string],
-        Some(Stop::Several(strings)) => strings,
-    };
+fn stop_strings(stop: Option<Strings<STOP_STRINGS_MAX>>) -> Result<Vec<String>, ApiError> {
+    let Strings { mut strings, count } = stop.unwrap_or_default();
     strings.retain(|string| !string.is_empty());
-    if strings.len() > STOP_STRINGS_MAX {
+    if count > STOP_STRINGS_MAX {
         return Err(ApiError::invalid(
             "stop",
-            format!(
-                "`stop` has {} strings; at most {STOP_STRINGS_MAX} are taken",
-                strings.len()
-            ),
+            format!("`stop` has {count} strings; at most {STOP_STRINGS_MAX} are taken"),
         ));
     }
     if strings
@@ -320,7 +310,7 @@ mod tests {
         assert!(
             parse(json!({"stop": 5}))
                 .unwrap_err()
-                .contains("`stop` must be")
+                .contains("expected a string or an array of strings")
         );
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use strata::cli::GenerateArguments;
 use strata::config::Config;
 use strata::engine::{EngineStatus, Event, FinishReason, Request, SamplingParameters};
-use strata::tokenizer::{ChatOptions, Detokenizer, StopStrings};
+use strata::tokenizer::{ChatOptions, Detokenizer, SequenceText};
 use tokio::sync::mpsc;
 
 /// Events that wait for a slow terminal.
@@ -63,8 +63,8 @@ fn answer(
     } else {
         Detokenizer::continuing(tokenizer)
     };
-    let stop = StopStrings::new(arguments.sampling.stop.iter().cloned());
-    match print(events, detokenizer, stop, &mut figures) {
+    let text = SequenceText::new(detokenizer, arguments.sampling.stop.iter().cloned());
+    match print(events, text, &mut figures) {
         // Nobody reads on.
         Err(error)
             if error
@@ -105,34 +105,30 @@ fn prompt(loading: &Loading, arguments: &GenerateArguments) -> anyhow::Result<Ar
 
 fn print(
     mut events: mpsc::Receiver<Event>,
-    mut detokenizer: Detokenizer,
-    mut stop: StopStrings,
+    mut text: SequenceText,
     figures: &mut Figures,
 ) -> anyhow::Result<()> {
     let mut stdout = std::io::stdout().lock();
     loop {
-        let (text, last) = match events.blocking_recv() {
+        let (mut piece, last) = match events.blocking_recv() {
             Some(Event::Prompt { .. }) => continue,
             Some(Event::Token(token)) => {
                 figures.token();
-                (detokenizer.push(token.id), false)
+                (text.push(token.id), false)
             }
             Some(Event::Finished(reason)) => {
                 figures.finished(reason);
-                (detokenizer.finish(), true)
+                (text.finish(), true)
             }
-            Some(Event::Failed(sentence)) => bail!(sentence),
+            Some(Event::Failed(failure)) => bail!(failure),
             None => bail!("the engine stopped before the answer was complete"),
         };
-        let stopped = stop.push(&text);
-        let mut text = stopped.emit;
-        let ends = last || stopped.matched.is_some();
+        let ends = last || piece.ended.is_some();
         if ends {
-            text.push_str(&stop.finish());
-            text.push('\n');
+            piece.text.push('\n');
         }
         stdout
-            .write_all(text.as_bytes())
+            .write_all(piece.text.as_bytes())
             .and_then(|()| stdout.flush())
             .context("write to stdout")?;
         if ends {

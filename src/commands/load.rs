@@ -94,7 +94,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         let threads = config.compute_threads();
         move |progress: &Progress| {
             make_model(planned, weights, threads, &metrics, &view, progress)
-                .map_err(|error| anyhow::Error::msg(one_line(&error)))
+                .map_err(|error| one_line(&error))
         }
     };
     let engine = Engine::start(make_model, settings, &metrics).context("start the engine")?;

@@ -253,6 +253,7 @@ mod tests {
     #[test]
     fn the_shipped_file_has_every_key_and_is_the_defaults() {
         let text = include_str!("../../config/strata.toml");
+        let readme = include_str!("../../README.md");
         let mut config = Config::default();
         apply_file(&mut config, Path::new("config/strata.toml"), text).unwrap();
         assert_eq!(config, Config::default());
@@ -266,6 +267,11 @@ mod tests {
                 None => text.contains(&format!("\n# {} = ", key.name)),
             };
             assert!(line, "config/strata.toml lacks `{}`", key.name);
+            // The model is an argument there.
+            let row = key.name == "model"
+                || readme.contains(&format!("\n| `--{} ", key.name))
+                || readme.contains(&format!("\n| `--{}` ", key.name));
+            assert!(row, "README.md has no row for `--{}`", key.name);
             let mut config = Config::default();
             if let Some(default) = key.default {
                 (key.set)(&mut config, default).unwrap();

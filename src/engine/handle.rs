@@ -2,10 +2,11 @@
 
 use super::shared::Shared;
 use super::step_loop::{StepLoop, Turn};
-use super::{EngineSettings, EngineStatus, Load, Request, SubmitError};
+use super::{EngineSettings, EngineStatus, Failure, Load, Request, SubmitError};
 use crate::metrics::Metrics;
 use crate::model::Model;
 use std::any::Any;
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -13,8 +14,6 @@ use std::time::{Duration, Instant};
 
 /// How often parked sequences look whether their clients have read. A channel cannot wake the engine thread.
 const PARKED_POLL: Duration = Duration::from_millis(2);
-
-const INTERNAL_ERROR: &str = "the engine has stopped after an internal error";
 
 /// Starts engines.
 pub struct Engine;
@@ -29,8 +28,8 @@ impl Engine {
     /// # Errors
     ///
     /// The thread cannot be spawned.
-    pub fn start(
-        make_model: impl FnOnce(&Progress) -> anyhow::Result<Box<dyn Model>> + Send + 'static,
+    pub fn start<E: Display>(
+        make_model: impl FnOnce(&Progress) -> Result<Box<dyn Model>, E> + Send + 'static,
         settings: EngineSettings,
         metrics: &Metrics,
     ) -> std::io::Result<EngineHandle> {
@@ -149,49 +148,53 @@ struct End(Arc<Shared>);
 impl Drop for End {
     fn drop(&mut self) {
         if !self.0.is_shutting_down() {
-            self.0.fail(INTERNAL_ERROR, INTERNAL_ERROR);
+            self.0.fail(&Failure::Internal.to_string());
         }
         self.0.set_ended();
     }
 }
 
-fn run(
-    make_model: impl FnOnce(&Progress) -> anyhow::Result<Box<dyn Model>>,
+fn run<E: Display>(
+    make_model: impl FnOnce(&Progress) -> Result<Box<dyn Model>, E>,
     settings: EngineSettings,
     shared: &Arc<Shared>,
 ) {
     let progress = Progress {
         shared: Arc::clone(shared),
     };
-    let loaded = catch_unwind(AssertUnwindSafe(|| -> anyhow::Result<_> {
+    let loaded = catch_unwind(AssertUnwindSafe(|| -> Result<_, String> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(1)
             .use_current_thread()
-            .build()?;
-        Ok((pool, make_model(&progress)?))
+            .build()
+            .map_err(|error| error.to_string())?;
+        let model = make_model(&progress).map_err(|error| format!("{error:#}"))?;
+        Ok((pool, model))
     }));
     // The pool lives as long as the loop.
     let (_pool, model) = match loaded {
         Ok(Ok(loaded)) => loaded,
         Ok(Err(_)) if shared.is_shutting_down() => return,
         // Told by whoever waits for the model.
-        Ok(Err(error)) => return shared.fail(&format!("{error:#}"), INTERNAL_ERROR),
+        Ok(Err(error)) => return shared.fail(&error),
         Err(panic) => {
             let cause = format!("loading the model panicked: {}", message(&*panic));
             tracing::error!("{cause}");
-            return shared.fail(&cause, INTERNAL_ERROR);
+            return shared.fail(&cause);
         }
     };
     progress.set(1.0);
     let mut step_loop = StepLoop::new(model, settings, Arc::clone(shared));
     shared.set_ready();
     if let Err(panic) = catch_unwind(AssertUnwindSafe(|| run_loop(&mut step_loop, shared))) {
-        let cause = format!("{INTERNAL_ERROR}: {}", message(&*panic));
+        let cause = format!("{}: {}", Failure::Internal, message(&*panic));
         tracing::error!("{cause}");
         // In this order, so that whoever hears of a failure finds the status changed already. What the panic left
         // behind may be broken too.
-        shared.fail(&cause, INTERNAL_ERROR);
-        let given_up = catch_unwind(AssertUnwindSafe(|| step_loop.give_up_all(INTERNAL_ERROR)));
+        shared.fail(&cause);
+        let given_up = catch_unwind(AssertUnwindSafe(|| {
+            step_loop.give_up_all(&Failure::Internal);
+        }));
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(step_loop)));
         if given_up.is_err() || dropped.is_err() {
             tracing::error!("cleaning up after the error panicked as well");

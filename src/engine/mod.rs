@@ -7,8 +7,9 @@
 //!
 //! **How a request ends.** The last event is [`Event::Finished`] or [`Event::Failed`], and the channel closes after
 //! it. By then its pages, its slot and its place in the gauges are free already. A channel that closes without a last
-//! event belongs to a client that did not read for [`EngineSettings::stalled_client_timeout`]: the engine has given
-//! it up, and it counts as cancelled. A receiver that is dropped cancels: what the request held is free within one
+//! event while the engine is ready belongs to a client that did not read for
+//! [`EngineSettings::stalled_client_timeout`]: the engine has given it up, and it counts as cancelled. When the engine
+//! ends, a channel that is full closes without one too. A receiver that is dropped cancels: what the request held is free within one
 //! step. Outcomes are counted once, by whoever made the request and sees how it ended (the engine counts tokens,
 //! times and the active ones).
 
@@ -51,8 +52,26 @@ pub enum Event {
     Token(GeneratedToken),
     /// The last event of a request that ended well.
     Finished(FinishReason),
-    /// The last event of a request that failed: a sentence for the client.
-    Failed(String),
+    /// The last event of a request that failed.
+    Failed(Failure),
+}
+
+/// Why a request failed. The text is for the client: no file names, no offsets.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// The request cannot run at all, and why.
+    #[error("{0}")]
+    Refused(String),
+    #[error("the model's weights could not be read; the server's log has the details")]
+    Weights,
+    #[error("the model's computation failed; the server's log has the details")]
+    Numeric,
+    #[error("the model computed values that are not numbers; nothing can be generated from them")]
+    NotNumbers,
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    #[error("the engine has stopped after an internal error")]
+    Internal,
 }
 
 #[derive(Clone, Debug, PartialEq)]

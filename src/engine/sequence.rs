@@ -1,7 +1,7 @@
 //! One admitted request: how far it is, what it holds, what its client has not taken yet.
 
 use super::schedule::{Candidate, Work};
-use super::{EngineSettings, Event, FinishReason, GeneratedToken, Request};
+use super::{EngineSettings, Event, Failure, FinishReason, GeneratedToken, Request};
 use crate::kv_cache::{BlockTable, PagePool};
 use crate::metrics::Metrics;
 use crate::model::Run;
@@ -72,34 +72,35 @@ pub(super) fn answer_at_once(
     vocabulary: usize,
     pool: &PagePool,
 ) -> Option<Event> {
+    let refused = |sentence: String| Some(Event::Failed(Failure::Refused(sentence)));
     let tokens = request.prompt.len();
     let context = settings.context;
     if tokens == 0 {
-        return Some(Event::Failed("the prompt is empty".into()));
+        return refused("the prompt is empty".into());
     }
     if tokens >= context as usize {
-        return Some(Event::Failed(format!(
+        return refused(format!(
             "the prompt has {tokens} tokens, and the context of {context} leaves room for a prompt of at most {}",
             context.saturating_sub(1)
-        )));
+        ));
     }
     if let Some(id) = request.prompt.iter().find(|id| **id as usize >= vocabulary) {
-        return Some(Event::Failed(format!(
+        return refused(format!(
             "the prompt has token {id}, and the vocabulary ends before {vocabulary}"
-        )));
+        ));
     }
     if let Err(sentence) = request.sampling.validate() {
-        return Some(Event::Failed(sentence));
+        return refused(sentence);
     }
     if request.max_tokens == 0 {
         return Some(Event::Finished(FinishReason::Length));
     }
     if pages_max(request, context, pool) > pool.pages() {
-        return Some(Event::Failed(format!(
+        return refused(format!(
             "prompt and answer may have {} tokens, and the KV cache has room for {}",
             tokens.saturating_add(request.max_tokens),
             u64::from(pool.pages()) * u64::from(pool.page_tokens())
-        )));
+        ));
     }
     None
 }
@@ -215,10 +216,7 @@ impl Sequence {
             Ok(token) => self.accept(token, around),
             Err(error) => {
                 tracing::error!(%error, position = self.computed, "choose a token");
-                Some(Event::Failed(
-                    "the model computed values that are not numbers; nothing can be generated from them"
-                        .into(),
-                ))
+                Some(Event::Failed(Failure::NotNumbers))
             }
         }
     }

@@ -3,13 +3,11 @@
 //! One mutex, held for a few operations at a time and never during a step. A request is in the queue, or with the
 //! step loop and counted as running, or gone; every change between these publishes the gauges under the same lock.
 
-use super::{EngineStatus, Event, Load, Request, SubmitError};
+use super::{EngineStatus, Event, Failure, Load, Request, SubmitError};
 use crate::metrics::Metrics;
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-pub(super) const SHUTTING_DOWN: &str = "the server is shutting down";
 
 pub(super) struct Shared {
     state: Mutex<State>,
@@ -157,23 +155,23 @@ impl Shared {
                 };
                 *stage = Stage::ShuttingDown { deadline };
             },
-            SHUTTING_DOWN,
+            Failure::ShuttingDown,
         );
     }
 
     /// The engine is broken for good. The first cause stays.
-    pub(super) fn fail(&self, cause: &str, sentence: &str) {
+    pub(super) fn fail(&self, cause: &str) {
         self.close(
             |stage| {
                 if !matches!(stage, Stage::Failed(_)) {
                     *stage = Stage::Failed(cause.to_owned());
                 }
             },
-            sentence,
+            Failure::Internal,
         );
     }
 
-    fn close(&self, change: impl FnOnce(&mut Stage), sentence: &str) {
+    fn close(&self, change: impl FnOnce(&mut Stage), failure: Failure) {
         let mut state = self.lock();
         change(&mut state.stage);
         let turned_away = std::mem::take(&mut state.waiting);
@@ -185,7 +183,7 @@ impl Shared {
             let _ = waiting
                 .request
                 .events
-                .try_send(Event::Failed(sentence.to_owned()));
+                .try_send(Event::Failed(failure.clone()));
         }
     }
 

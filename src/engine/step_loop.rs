@@ -3,8 +3,8 @@
 
 use super::schedule::{Share, schedule};
 use super::sequence::{Delivery, Sequence, Surroundings, answer_at_once, pages_max};
-use super::shared::{SHUTTING_DOWN, Shared};
-use super::{EngineSettings, Event};
+use super::shared::Shared;
+use super::{EngineSettings, Event, Failure};
 use crate::kv_cache::PagePool;
 use crate::model::{Batch, Model, StepError};
 use crate::sampler::Scratch;
@@ -26,7 +26,7 @@ pub(super) struct StepLoop {
 /// However the loop ends, no client is left without a last event, and no page with an owner.
 impl Drop for StepLoop {
     fn drop(&mut self) {
-        self.give_up_all(SHUTTING_DOWN);
+        self.give_up_all(&Failure::ShuttingDown);
     }
 }
 
@@ -64,7 +64,7 @@ impl StepLoop {
     pub(super) fn turn(&mut self, now: Instant) -> Turn {
         self.deliver(now);
         if self.shared.is_past_deadline(now) {
-            self.give_up_all(SHUTTING_DOWN);
+            self.give_up_all(&Failure::ShuttingDown);
         }
         self.admit();
         let candidates: Vec<_> = self.sequences.iter().map(Sequence::candidate).collect();
@@ -81,8 +81,8 @@ impl StepLoop {
         Turn::Stepped
     }
 
-    /// Every sequence hears `sentence` if its channel has room, and is gone.
-    pub(super) fn give_up_all(&mut self, sentence: &str) {
+    /// Every sequence hears of the failure if its channel has room, and is gone.
+    pub(super) fn give_up_all(&mut self, failure: &Failure) {
         let mut channels = Vec::new();
         for mut sequence in self.sequences.drain(..) {
             sequence.release(&mut self.pool);
@@ -91,7 +91,7 @@ impl StepLoop {
         self.shared.leave(channels.len());
         self.publish_pages();
         for channel in channels {
-            let _ = channel.try_send(Event::Failed(sentence.to_owned()));
+            let _ = channel.try_send(Event::Failed(failure.clone()));
         }
     }
 
@@ -229,16 +229,17 @@ impl StepLoop {
 
     /// Those that took part in the step fail; the others do not notice.
     fn fail_step(&mut self, shares: &[Share], error: &StepError) {
-        let sentence = match error {
-            StepError::Cancelled if self.shared.is_shutting_down() => SHUTTING_DOWN,
-            StepError::Cancelled => error.sentence_for_client(),
-            StepError::Weights(_) | StepError::Numeric(_) => {
-                tracing::error!(%error, sequences = shares.len(), "compute a step");
-                error.sentence_for_client()
-            }
+        let failure = match error {
+            // Or all clients have left, and nobody hears it.
+            StepError::Cancelled => Failure::ShuttingDown,
+            StepError::Weights(_) => Failure::Weights,
+            StepError::Numeric(_) => Failure::Numeric,
         };
+        if failure != Failure::ShuttingDown {
+            tracing::error!(%error, sequences = shares.len(), "compute a step");
+        }
         for share in shares {
-            self.sequences[share.index].end(Event::Failed(sentence.into()), &mut self.pool);
+            self.sequences[share.index].end(Event::Failed(failure.clone()), &mut self.pool);
         }
     }
 

@@ -59,7 +59,7 @@ pub trait Model {
     ) -> Result<Vec<Vec<f32>>, StepError>;
 }
 
-/// Why a step failed. The text is for the log; clients hear [`StepError::sentence_for_client`].
+/// Why a step failed. The text is for the log, not for clients.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum StepError {
     /// A sentence that names file, offset and group.
@@ -70,19 +70,4 @@ pub enum StepError {
     /// Arithmetic was refused or gave what it must not give.
     #[error("{0}")]
     Numeric(String),
-}
-
-impl StepError {
-    /// What a client may know: no file names, no offsets.
-    pub fn sentence_for_client(&self) -> &'static str {
-        match self {
-            StepError::Weights(_) => {
-                "the model's weights could not be read; the server's log has the details"
-            }
-            StepError::Cancelled => "the step was cancelled",
-            StepError::Numeric(_) => {
-                "the model's computation failed; the server's log has the details"
-            }
-        }
-    }
 }

@@ -31,6 +31,10 @@ impl Detokenizer {
         }
     }
 
+    pub(super) fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
     /// The text that this token completes, possibly none.
     pub fn push(&mut self, id: u32) -> String {
         let piece = without_prefix(self.tokenizer.piece_bytes(id), &mut self.prefix);

@@ -2,7 +2,7 @@
 //! decoding, stop strings and the chat template. Everything comes from the file's metadata.
 //!
 //! The engine asks for end tokens; the HTTP threads encode prompts and decode streams. A [`Tokenizer`] never changes
-//! once loaded and is shared by `Arc`; each stream owns its [`Detokenizer`] and [`StopStrings`].
+//! once loaded and is shared by `Arc`; each stream owns its [`SequenceText`].
 //!
 //! Token ids are those of llama.cpp for the same file and text, with these differences, all on the safe side: plain
 //! text never merges into a control, unknown or byte token, even where its characters spell one; overlapping special
@@ -20,6 +20,7 @@ mod provenance;
 mod python_json;
 mod python_methods;
 mod sentence_pieces;
+mod sequence_text;
 mod special_tokens;
 mod stop_strings;
 mod template_environment;
@@ -32,8 +33,8 @@ mod tests;
 
 pub use chat_template::{ChatError, ChatOptions, ChatPrompt, ChatTemplate, TemplateSource};
 pub use detokenizer::Detokenizer;
+pub use sequence_text::{Ended, Piece, SequenceText};
 pub use special_tokens::Special;
-pub use stop_strings::{StopStrings, Stopped};
 
 use crate::gguf::{GgufError, Metadata};
 use std::ops::Range;

@@ -4,7 +4,7 @@
 /// string that is complete first ends the text (of several that end together, the one that begins first), and no
 /// part of it is ever handed out.
 #[derive(Clone, Debug, Default)]
-pub struct StopStrings {
+pub(super) struct StopStrings {
     strings: Vec<String>,
     /// Text that may be the beginning of a stop string.
     held: String,
@@ -13,17 +13,17 @@ pub struct StopStrings {
 
 /// What became of a piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Stopped {
+pub(super) struct Stopped {
     /// Text that may be sent.
-    pub emit: String,
+    pub(super) emit: String,
     /// The stop string that was found, as its place in the list given to [`StopStrings::new`] without empty strings;
     /// the text ends here.
-    pub matched: Option<usize>,
+    pub(super) matched: Option<usize>,
 }
 
 impl StopStrings {
     /// Empty strings are ignored: they would stop everything at once.
-    pub fn new(strings: impl IntoIterator<Item = String>) -> StopStrings {
+    pub(super) fn new(strings: impl IntoIterator<Item = String>) -> StopStrings {
         StopStrings {
             strings: strings.into_iter().filter(|s| !s.is_empty()).collect(),
             held: String::new(),
@@ -32,7 +32,7 @@ impl StopStrings {
     }
 
     /// Takes the next text of the stream. After a match, nothing comes out any more.
-    pub fn push(&mut self, text: &str) -> Stopped {
+    pub(super) fn push(&mut self, text: &str) -> Stopped {
         if self.stopped {
             return Stopped::default();
         }
@@ -64,7 +64,7 @@ impl StopStrings {
     }
 
     /// The end of the stream: what was held back is text after all.
-    pub fn finish(&mut self) -> String {
+    pub(super) fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
 

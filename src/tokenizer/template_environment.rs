@@ -11,7 +11,7 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use std::cell::Cell;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -105,19 +105,23 @@ impl Template {
         environment.set_fuel(Some(fuel));
         // Without a buffer: sending waits until it is received, and fails where nobody waits any more.
         let (sender, receiver) = mpsc::sync_channel(0);
-        let abandoned = self.abandoned.clone();
+        let left = Arc::new(AtomicBool::new(false));
+        let end = RenderingEnd {
+            abandoned: self.abandoned.clone(),
+            left: left.clone(),
+        };
         let thread = thread::Builder::new()
             .name("chat template".to_string())
             .stack_size((fuel * STACK_BYTES_PER_FUEL) as usize)
             .spawn(move || {
+                let _end = end;
                 TIME.set(Some(time));
                 let rendered = environment
                     .get_template(NAME)
                     .and_then(|template| template.render(context))
                     .map_err(|error| RenderError::from(&error));
-                if sender.send(rendered).is_err() {
-                    abandoned.fetch_sub(1, Ordering::Relaxed);
-                }
+                // An error means that nobody waits any more.
+                let _ = sender.send(rendered);
             });
         if let Err(error) = thread {
             return failed(&format!("no thread to render on: {error}"));
@@ -127,9 +131,28 @@ impl Template {
             Err(RecvTimeoutError::Disconnected) => failed("the template engine failed"),
             Err(RecvTimeoutError::Timeout) => {
                 self.abandoned.fetch_add(1, Ordering::Relaxed);
+                if left.swap(true, Ordering::Relaxed) {
+                    // It ended this moment.
+                    self.abandoned.fetch_sub(1, Ordering::Relaxed);
+                }
                 drop(receiver);
                 failed("it exceeded the time limit")
             }
+        }
+    }
+}
+
+/// The end of a rendering's thread, a panic included: if it was abandoned, its place is free again.
+struct RenderingEnd {
+    abandoned: Arc<AtomicUsize>,
+    /// Set by whichever leaves first, the thread or the one who waits for it.
+    left: Arc<AtomicBool>,
+}
+
+impl Drop for RenderingEnd {
+    fn drop(&mut self) {
+        if self.left.swap(true, Ordering::Relaxed) {
+            self.abandoned.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -428,5 +451,37 @@ mod tests {
             assert_eq!(render(), "it exceeded the time limit");
         }
         assert!(render().contains("before"));
+    }
+
+    #[test]
+    fn an_abandoned_rendering_that_panics_gives_its_place_back() {
+        let mut template = Template::compile("{{ linger() }}").unwrap();
+        let (go, wait) = mpsc::sync_channel::<()>(ABANDONED_MAX);
+        let wait = std::sync::Mutex::new(wait);
+        template
+            .environment
+            .add_function("linger", move || -> String {
+                let _ = wait
+                    .lock()
+                    .unwrap_or_else(std::sync::PoisonError::into_inner)
+                    .recv();
+                panic!("a bug of the template engine")
+            });
+        template.time_limit = Duration::from_millis(20);
+        for _ in 0..ABANDONED_MAX {
+            assert!(template.render(Value::from(()), 0, now()).is_err());
+        }
+        let abandoned = || template.abandoned.load(Ordering::Relaxed);
+        assert_eq!(abandoned(), ABANDONED_MAX);
+        for _ in 0..ABANDONED_MAX {
+            go.send(()).unwrap();
+        }
+        for _ in 0..1000 {
+            if abandoned() == 0 {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        panic!("{} places are still taken", abandoned());
     }
 }

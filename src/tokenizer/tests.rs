@@ -387,3 +387,32 @@ fn end_tokens_are_the_union_of_ids_and_known_texts() {
     assert_eq!(load(&odd).control_token("<|im_end|>"), Some(0));
     assert_eq!(load(&odd).control_token("a"), None);
 }
+
+#[test]
+fn a_sequence_ends_at_a_stop_string_and_at_the_control_token_that_one_names() {
+    let tokenizer = Arc::new(load(&byte_level(&["<|im_end|>"])));
+    let end = tokenizer.control_token("<|im_end|>").unwrap();
+    let tokens = tokenizer.encode("say no more", Special::Text);
+    let run = |stop: &str, last: u32| {
+        let detokenizer = Detokenizer::new(Arc::clone(&tokenizer));
+        let mut sequence = SequenceText::new(detokenizer, [stop.to_string()]);
+        let mut text = String::new();
+        for &id in tokens.iter().chain([&last]) {
+            let piece = sequence.push(id);
+            text.push_str(&piece.text);
+            if piece.ended.is_some() {
+                return (text, piece.ended);
+            }
+        }
+        let piece = sequence.finish();
+        (text + &piece.text, piece.ended)
+    };
+    let ended = |text: &str, ended| (text.to_string(), ended);
+    assert_eq!(
+        run("<|im_end|>", end),
+        ended("say no more", Some(Ended::AtToken))
+    );
+    assert_eq!(run(" no", end), ended("say", Some(Ended::AtString)));
+    // What was held back as a possible beginning is text when it comes to nothing.
+    assert_eq!(run("more!", end), ended("say no more", None));
+}

@@ -157,3 +157,39 @@ fn a_client_that_leaves_a_whole_answer_cancels_it_too() {
         server.engine.load().running == 0 && server.counted("completions", "cancelled") == 1
     });
 }
+
+#[test]
+fn bodies_that_do_not_come_keep_nobody_out() {
+    let server = Setup::saying(&["x"]).start().ready();
+    let stalled: Vec<_> = (0..40)
+        .map(|i| {
+            let length = if i % 2 == 0 {
+                "transfer-encoding: chunked"
+            } else {
+                "content-length: 16000000"
+            };
+            let head = format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n{length}\r\n\r\n"
+            );
+            let mut stream = super::client::connect(server.address);
+            std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    // Behind all of these.
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let asked = std::time::Instant::now();
+    server.chat(json!({})).ok();
+    assert!(asked.elapsed().as_secs() < 20);
+    drop(stalled);
+}
+
+#[test]
+fn a_connection_that_asks_nothing_is_closed_before_the_others_would_be() {
+    let server = Setup::saying(&["x"]).start().ready();
+    let mut silent = super::client::connect(server.address);
+    let connected = std::time::Instant::now();
+    let read = std::io::Read::read(&mut silent, &mut [0]);
+    assert_eq!(read.unwrap(), 0);
+    assert!(connected.elapsed().as_secs() < 40);
+}

@@ -187,3 +187,35 @@ fn fields_that_would_change_the_answer_are_refused_and_others_ignored() {
         assert_eq!(body["model"], "scripted");
     }
 }
+
+#[test]
+fn what_a_body_becomes_in_memory_is_bounded() {
+    let server = Setup::saying(&["x"]).start().ready();
+    let zeros = |bytes: usize| format!("[{}0]", "0,".repeat(bytes / 2));
+    let body = format!("{{\"messages\":{}}}", zeros(15 << 20));
+    let error = post(&server, &[], body.as_bytes()).error(400);
+    let message = error["message"].as_str().unwrap();
+    assert!(message.contains("more than 65536 values"), "{message}");
+    let body = format!("{{\"prompt\":{}}}", zeros(15 << 20));
+    let response = call(
+        server.address,
+        "POST",
+        "/v1/completions",
+        &[],
+        body.as_bytes(),
+    );
+    let error = response.error(400);
+    assert_eq!(error["code"], "context_length_exceeded");
+    assert!(error["message"].as_str().unwrap().contains("7864321"));
+    // Fields that are refused are not kept to be.
+    let body = format!("{{\"prompt\":\"x\",\"tools\":{}}}", zeros(15 << 20));
+    let response = call(
+        server.address,
+        "POST",
+        "/v1/completions",
+        &[],
+        body.as_bytes(),
+    );
+    assert_eq!(response.error(400)["code"], "unsupported_parameter");
+    server.chat(json!({})).ok();
+}

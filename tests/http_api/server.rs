@@ -98,7 +98,9 @@ impl Setup {
                     // An error means that nobody waits any more.
                     let _ = loading.recv();
                 }
-                anyhow::ensure!(!load_fails, "/secret/model.gguf is broken");
+                if load_fails {
+                    return Err("/secret/model.gguf is broken");
+                }
                 Ok(Box::new(ScriptedModel::new(vocabulary, script)))
             },
             settings,

@@ -75,9 +75,9 @@ struct Heard {
 }
 
 impl Heard {
-    fn failure(&self) -> &str {
+    fn failure(&self) -> String {
         match &self.last {
-            Some(Event::Failed(sentence)) => sentence,
+            Some(Event::Failed(failure)) => failure.to_string(),
             _ => panic!("no failure in {self:?}"),
         }
     }

@@ -6,7 +6,12 @@ use std::sync::mpsc as std_mpsc;
 
 fn start(control: &Control, metrics: &Metrics) -> EngineHandle {
     let control = control.clone();
-    let engine = Engine::start(move |_| Ok(control.model()), settings(), metrics).unwrap();
+    let engine = Engine::start(
+        move |_| Ok::<_, String>(control.model()),
+        settings(),
+        metrics,
+    )
+    .unwrap();
     assert_eq!(engine.wait_until_loaded(), EngineStatus::Ready);
     engine
 }
@@ -24,8 +29,8 @@ fn hear_all(mut receiver: Receiver<Event>) -> (Vec<u32>, Option<Event>) {
     (tokens, last)
 }
 
-fn failed(sentence: &str) -> Option<Event> {
-    Some(Event::Failed(sentence.into()))
+fn failed(failure: Failure) -> Option<Event> {
+    Some(Event::Failed(failure))
 }
 
 #[test]
@@ -39,9 +44,9 @@ fn requests_are_refused_while_the_model_loads_and_served_afterwards() {
             let control = control.clone();
             move |progress| {
                 progress.set(0.25);
-                said.send(())?;
-                wait.recv()?;
-                Ok(control.model())
+                said.send(()).unwrap();
+                wait.recv().unwrap();
+                Ok::<_, String>(control.model())
             }
         },
         settings(),
@@ -127,8 +132,7 @@ fn a_panic_in_a_step_fails_every_request_and_the_health_for_ever() {
         .collect();
     go.send(()).unwrap();
     for receiver in receivers {
-        let sentence = "the engine has stopped after an internal error";
-        assert_eq!(hear_all(receiver), (vec![], failed(sentence)));
+        assert_eq!(hear_all(receiver), (vec![], failed(Failure::Internal)));
         let EngineStatus::Failed(cause) = engine.status() else {
             panic!("{:?} after a panic", engine.status());
         };
@@ -160,7 +164,7 @@ fn a_shutdown_without_grace_interrupts_the_step_under_way() {
     // An hour first, then at once: who is asked twice may not wait.
     engine.shutdown(Duration::from_secs(3600));
     engine.shutdown(Duration::ZERO);
-    let expected = (vec![], failed("the server is shutting down"));
+    let expected = (vec![], failed(Failure::ShuttingDown));
     assert_eq!(hear_all(receiver), expected);
     engine.join();
 }
@@ -191,7 +195,7 @@ fn a_shutdown_while_loading_ends_the_loading() {
             while !progress.is_cancelled() {
                 std::thread::yield_now();
             }
-            Err(anyhow::anyhow!("cancelled"))
+            Err("cancelled")
         },
         settings(),
         &Metrics::new(),

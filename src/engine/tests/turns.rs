@@ -445,7 +445,9 @@ fn what_cannot_run_is_answered_without_a_step() {
         let heard = hear(&mut client);
         assert!(heard.closed);
         match heard.last {
-            Some(Event::Failed(sentence)) => assert!(sentence.contains(expected), "{sentence}"),
+            Some(Event::Failed(Failure::Refused(sentence))) => {
+                assert!(sentence.contains(expected), "{sentence}");
+            }
             last => assert_eq!(format!("{last:?}"), expected),
         }
         bench.assert_empty();
