@@ -131,6 +131,9 @@ pub struct SynthArguments {
     /// The same seed gives the same file
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,
+    /// Replace OUT.gguf if it is there
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// `--config` and a flag for each key; those of the server only where `SERVER`.

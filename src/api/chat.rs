@@ -36,6 +36,8 @@ pub(super) fn prepare(api: &Api, body: &Received) -> Result<Job, ApiError> {
     }
     let Values(messages) = fields.messages;
     check_messages(&messages)?;
+    // What a template leaves out of a conversation does not make one fit that is this long.
+    api.check_text_fits("messages", messages.iter().map(content_bytes).sum())?;
     let options = ChatOptions {
         variables: fields.chat_template_kwargs.unwrap_or_default().0,
         ..ChatOptions::default()
@@ -55,6 +57,19 @@ pub(super) fn prepare(api: &Api, body: &Received) -> Result<Job, ApiError> {
         continues: false,
         shape: Shape::Chat { logprobs },
     })
+}
+
+/// Bytes of a message's text, whole or in parts.
+fn content_bytes(message: &Value) -> usize {
+    let text = |value: &Value| value.as_str().map_or(0, str::len);
+    match message.get("content") {
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().filter_map(|part| part.get("text"));
+            texts.map(text).sum()
+        }
+        Some(content) => text(content),
+        None => 0,
+    }
 }
 
 fn refusal(error: ChatError) -> ApiError {

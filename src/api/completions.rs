@@ -151,9 +151,12 @@ pub(super) fn prepare(api: &Api, body: &Received) -> Result<Job, ApiError> {
             "`echo` with `logprobs` is not supported: there are no log-probabilities of prompts",
         ));
     }
-    let text = |text: String| Prompt {
-        tokens: api.tokenizer.encode_prompt(&text).into(),
-        echo: if echo { text } else { String::new() },
+    let text = |text: String| -> Result<Prompt, ApiError> {
+        api.check_text_fits("prompt", text.len())?;
+        Ok(Prompt {
+            tokens: api.tokenizer.encode_prompt(&text).into(),
+            echo: if echo { text } else { String::new() },
+        })
     };
     let tokens = |ids: TokenIds| -> Result<Prompt, ApiError> {
         if ids.count >= api.context {
@@ -189,11 +192,11 @@ pub(super) fn prepare(api: &Api, body: &Received) -> Result<Job, ApiError> {
     };
     let prompts: Vec<Prompt> = match fields.prompt {
         None => return Err(ApiError::invalid("prompt", "`prompt` is missing")),
-        Some(Prompts::Text(one)) => vec![text(one)],
+        Some(Prompts::Text(one)) => vec![text(one)?],
         Some(Prompts::Tokens(one)) => vec![tokens(one)?],
         Some(Prompts::Texts(list, count)) => {
             several(count)?;
-            list.into_iter().map(text).collect()
+            list.into_iter().map(text).collect::<Result<_, _>>()?
         }
         Some(Prompts::TokenLists(list, count)) => {
             several(count)?;

@@ -81,6 +81,25 @@ impl ApiError {
         }
     }
 
+    /// A text that is too long whatever its tokens are, so that nobody has to count them.
+    pub(super) fn text_exceeds_context(
+        param: &'static str,
+        context: usize,
+        bytes: usize,
+        tokens_min: usize,
+    ) -> ApiError {
+        ApiError {
+            code: Some("context_length_exceeded"),
+            ..ApiError::invalid(
+                param,
+                format!(
+                    "the context holds {context} tokens and the prompt, a text of {bytes} bytes, has at least {tokens_min}; \
+                     shorten the prompt, or start the server with a larger --context"
+                ),
+            )
+        }
+    }
+
     pub(super) fn unauthorized() -> ApiError {
         ApiError {
             code: Some("invalid_api_key"),

@@ -78,6 +78,8 @@ struct Api {
     model_name: Arc<str>,
     context: usize,
     model_context: usize,
+    /// Bytes of text that one token stands for at most.
+    token_bytes_max: usize,
     /// Seconds since 1970.
     started: u64,
     api_key: Option<Secret>,
@@ -92,6 +94,7 @@ struct Api {
 /// All routes. Every answer that is not a success is OpenAI's error envelope, but for `/health`.
 pub fn router(served: Served, config: &Config) -> Router {
     let api = Arc::new(Api {
+        token_bytes_max: served.tokenizer.longest_piece_bytes(),
         engine: served.engine,
         tokenizer: served.tokenizer,
         template: served.template,
@@ -146,6 +149,20 @@ impl Api {
             EngineStatus::ShuttingDown => Err(SubmitError::ShuttingDown.into()),
             EngineStatus::Failed(_) => Err(SubmitError::EngineStopped.into()),
         }
+    }
+
+    /// Refuses a text that cannot fit before it is encoded: megabytes take seconds, and their answer is known.
+    fn check_text_fits(&self, param: &'static str, bytes: usize) -> Result<(), ApiError> {
+        let tokens_min = bytes.div_ceil(self.token_bytes_max);
+        if tokens_min < self.context {
+            return Ok(());
+        }
+        Err(ApiError::text_exceeds_context(
+            param,
+            self.context,
+            bytes,
+            tokens_min,
+        ))
     }
 
     /// Ids that a client sent, if all are of this model.

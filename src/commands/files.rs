@@ -47,6 +47,12 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
             "the output is the vocabulary file itself; choose another name".to_owned()
         ));
     }
+    if arguments.output.is_file() && !arguments.force {
+        anyhow::bail!(Usage(format!(
+            "{} is there already; choose another name, or replace it with --force",
+            arguments.output.display()
+        )));
+    }
     let card = ShapeCard::open(&arguments.card)?;
     let vocabulary = Gguf::open(&arguments.vocabulary)
         .with_context(|| arguments.vocabulary.display().to_string())?;

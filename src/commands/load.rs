@@ -66,6 +66,14 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     for name in &plan.unused {
         tracing::warn!("tensor `{name}` is not used by this architecture");
     }
+    let trained = planned.hyperparameters.context_length;
+    if plan.context > trained {
+        tracing::warn!(
+            "the context of {} tokens is longer than the {trained} that the model was trained for; answers get worse beyond \
+             them; give --context {trained}",
+            plan.context
+        );
+    }
     tracing::info!("the plan:\n{}", plan.report());
 
     let metrics = Metrics::new();

@@ -212,6 +212,15 @@ impl Tokenizer {
         self.vocabulary.len()
     }
 
+    /// Bytes of text that one token can stand for at most, control tokens by their text. At least 1.
+    pub fn longest_piece_bytes(&self) -> usize {
+        let ids = 0..self.vocabulary.len() as u32;
+        ids.map(|id| self.vocabulary.piece(id).len())
+            .max()
+            .unwrap_or(1)
+            .max(1)
+    }
+
     /// The beginning-of-sequence token.
     pub fn bos(&self) -> Option<u32> {
         self.bos

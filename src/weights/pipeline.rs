@@ -66,6 +66,8 @@ pub(crate) enum Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Reading,
+    /// Its read failed between two steps and starts again.
+    Again,
     /// In host memory, waits for a device entry.
     Landed,
     Copying,
@@ -89,6 +91,8 @@ struct Slot {
     stage: Stage,
     host_entry: Option<usize>,
     device_entry: Option<usize>,
+    /// Its read began before the present step: a failure says what was, not what is, and the read is tried again.
+    stale: bool,
 }
 
 /// How far reads and copies run ahead of computation.
@@ -168,6 +172,7 @@ impl Pipeline {
         if self.stopped || self.order.is_empty() {
             return;
         }
+        self.start_again(actions);
         self.start_copies(actions);
         while let Some(position) = self.next_admissible() {
             let streamed = self.streamed(position);
@@ -175,6 +180,7 @@ impl Pipeline {
                 stage: Stage::Landed,
                 host_entry: None,
                 device_entry: None,
+                stale: false,
             };
             if streamed.is_read() {
                 let Some(host_entry) = self.host_free.pop() else {
@@ -204,6 +210,19 @@ impl Pipeline {
         (position < limit).then_some(position)
     }
 
+    fn start_again(&mut self, actions: &mut Vec<Action>) {
+        for (position, slot) in (self.first..).zip(&mut self.window) {
+            if let (Stage::Again, Some(host_entry)) = (slot.stage, slot.host_entry) {
+                slot.stage = Stage::Reading;
+                actions.push(Action::Read {
+                    position,
+                    group: self.order[(position % self.order.len() as u64) as usize].group,
+                    host_entry,
+                });
+            }
+        }
+    }
+
     fn start_copies(&mut self, actions: &mut Vec<Action>) {
         let end = self.first + self.window.len() as u64;
         while self.next_copy < end {
@@ -231,20 +250,22 @@ impl Pipeline {
         }
     }
 
-    /// A read ended; says which host entry it went to.
-    pub(crate) fn read_done(&mut self, position: u64, succeeded: bool) -> usize {
+    /// A read ended; says which host entry it went to, and whether its failure is one to report.
+    pub(crate) fn read_done(&mut self, position: u64, succeeded: bool) -> (usize, bool) {
         let copied = self.streamed(position).is_copied();
         let slot = self.slot_mut(position);
         assert_eq!(slot.stage, Stage::Reading, "position {position}");
-        slot.stage = match (succeeded, copied) {
-            (false, _) => Stage::Failed,
-            (true, true) => Stage::Landed,
-            (true, false) => Stage::Ready,
+        slot.stage = match (succeeded, slot.stale, copied) {
+            (true, _, true) => Stage::Landed,
+            (true, _, false) => Stage::Ready,
+            (false, true, _) => Stage::Again,
+            (false, false, _) => Stage::Failed,
         };
+        slot.stale = false;
         let Some(entry) = slot.host_entry else {
             unreachable!("position {position} was read into no entry");
         };
-        entry
+        (entry, slot.stage == Stage::Failed)
     }
 
     /// A copy to the device ended; says which host entry it came from, which is free again, and where it went.
@@ -329,18 +350,21 @@ impl Pipeline {
         self.window.iter().filter(flying).count()
     }
 
-    /// Whether something that was fetched did not arrive.
-    pub(crate) fn has_failed(&self) -> bool {
-        self.window.iter().any(|slot| slot.stage == Stage::Failed)
-    }
-
     /// Starts nothing new until `resume`.
     pub(crate) fn stop(&mut self) {
         self.stopped = true;
     }
 
+    /// A step begins. What failed since the last one, or fails yet, is read again: perhaps that was long ago.
     pub(crate) fn resume(&mut self) {
         self.stopped = false;
+        for slot in &mut self.window {
+            match slot.stage {
+                Stage::Failed => slot.stage = Stage::Again,
+                Stage::Reading => slot.stale = true,
+                _ => {}
+            }
+        }
     }
 
     /// Forgets everything fetched and begins at the first group of a step. Nothing may be in flight or lent.
@@ -632,5 +656,28 @@ mod tests {
         actions.clear();
         pipeline.pump(&mut actions);
         assert_eq!(actions.len(), 2, "both entries are free again");
+    }
+
+    #[test]
+    fn what_failed_before_a_step_is_read_again_once() {
+        let order = order(4, Tier::Storage, Executor::Host);
+        let mut pipeline = Pipeline::new(order, 2, 0, Lookahead::Ring);
+        let mut actions = Vec::new();
+        pipeline.pump(&mut actions);
+        assert_eq!(actions.len(), 2);
+        // One failure has come when the step begins, the other comes after.
+        assert!(pipeline.read_done(0, false).1);
+        pipeline.resume();
+        assert!(!pipeline.read_done(1, false).1);
+        actions.clear();
+        pipeline.pump(&mut actions);
+        assert_eq!(actions.len(), 2, "{actions:?}");
+        pipeline.read_done(0, true);
+        assert!(matches!(pipeline.poll(), Poll::Ready(_)));
+        let position = pipeline.lease();
+        pipeline.release(position);
+        // Failing in the step itself is final.
+        assert!(pipeline.read_done(1, false).1);
+        assert_eq!(pipeline.poll(), Poll::Failed);
     }
 }

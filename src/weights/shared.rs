@@ -149,10 +149,14 @@ impl Shared {
             state.reads_landed.insert(done.ticket, done);
         } else {
             let succeeded = done.result.is_ok();
-            let entry = state.pipeline.read_done(done.ticket, succeeded);
+            let (entry, failed) = state.pipeline.read_done(done.ticket, succeeded);
             state.host_entries[entry] = Some(done.region);
-            if let Err(error) = done.result {
-                state.failures.insert(done.ticket, error);
+            match done.result {
+                Err(error) if failed => {
+                    state.failures.insert(done.ticket, error);
+                }
+                Err(error) => tracing::warn!(%error, "a read between two steps failed; again"),
+                Ok(_) => {}
             }
             self.start(&mut state);
         }
@@ -245,32 +249,24 @@ impl Shared {
         self.start(&mut state);
     }
 
-    /// Abandons a step: nothing new starts, and what is in flight lands. Nothing is fetched until the next step asks: a
-    /// file that cannot be read is not read in a loop.
+    /// Abandons a step: nothing new starts, what is in flight lands, and everything fetched is forgotten. Nothing is
+    /// fetched until the next step asks: a file that cannot be read is not read in a loop. No lease may be held.
     pub(super) fn abandon(&self) {
-        drop(self.start_afresh(self.lock()));
-    }
-
-    /// Before a step: fetching goes on. Where something that was fetched after the last step did not arrive, perhaps long
-    /// ago, the step starts afresh: it fails only if the file cannot be read now.
-    pub(super) fn resume(&self) {
         let mut state = self.lock();
-        if state.pipeline.has_failed() {
-            state = self.start_afresh(state);
-        }
-        state.pipeline.resume();
-        self.start(&mut state);
-    }
-
-    /// Stops, waits for what is in flight, and forgets everything fetched. No lease may be held.
-    fn start_afresh<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         state.pipeline.stop();
         while state.pipeline.in_flight() > 0 {
             state = self.wait(state);
         }
         state.failures.clear();
         state.pipeline.restart();
-        state
+    }
+
+    /// Before a step: fetching goes on.
+    pub(super) fn resume(&self) {
+        let mut state = self.lock();
+        state.failures.clear();
+        state.pipeline.resume();
+        self.start(&mut state);
     }
 
     /// Whether every streamed group of a step has been leased, none of the next.

@@ -68,6 +68,23 @@ fn synth_into_a_place_that_cannot_be_written_leaves_nothing() {
 }
 
 #[test]
+fn synth_replaces_a_file_only_when_told_to() {
+    let (folder, model) = good_model();
+    let card = folder.path().join("card.toml");
+    std::fs::write(&card, CARD).unwrap();
+    let output = folder.path().join("precious.gguf");
+    std::fs::write(&output, "kept").unwrap();
+    run(&mut synth(&card, &output, &model)).refusal(2, &["is there already", "--force"]);
+    assert_eq!(std::fs::read_to_string(&output).unwrap(), "kept");
+    assert!(
+        run(synth(&card, &output, &model).arg("--force"))
+            .status
+            .success()
+    );
+    assert!(std::fs::metadata(&output).unwrap().len() > 4);
+}
+
+#[test]
 fn synth_of_a_user_who_may_not_write_there() {
     let (folder, model) = good_model();
     let path = |name: &str| folder.path().join(name);
