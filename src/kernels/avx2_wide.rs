@@ -20,6 +20,7 @@
 mod panel;
 mod unpack;
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::activations::Activations;
@@ -32,10 +33,11 @@ use unpack::{Scratch32, Scratch256};
 const TILE_ROWS: usize = 16;
 /// Fewer tokens than this do not repay the transposition.
 const WIDTH_MIN: usize = 2;
-/// Tokens whose partial sums are kept at once.
-const PANEL_TOKENS: usize = 128;
+/// Tokens of a panel: what a tile reads of them in 4096 columns, and their partial sums, stay in a second-level cache
+/// of 512 KiB.
+const PANEL_TOKENS: usize = 48;
 /// Tokens that share a loaded vector of weights; bounded by the 16 registers.
-const TILE_TOKENS: usize = 4;
+const TILE_TOKENS: usize = 6;
 
 /// Multiplies whole tiles where there are tokens enough; how many rows were done.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -50,6 +52,12 @@ pub(super) fn rows32<const F: u8>(
     let blocks = weight.columns / 32;
     let words = const { Words32::of(Format32::from_index(F)) };
     let group_words = 8 * words.count;
+    // Signed values take more registers.
+    let tile_tokens = if F == Format32::Q8_0 as u8 {
+        TILE_TOKENS - 2
+    } else {
+        TILE_TOKENS
+    };
     let panel_tokens = x.width().min(PANEL_TOKENS);
     let mut panel = vec![0i32; panel_tokens * blocks.div_ceil(8) * group_words];
     let mut scratch = Scratch32::empty();
@@ -68,12 +76,14 @@ pub(super) fn rows32<const F: u8>(
                 while t < tokens {
                     let partial = &mut partial[t..tokens];
                     let panel = &panel[t * group_words..];
-                    t += TILE_TOKENS;
-                    match partial.len() {
+                    t += tile_tokens;
+                    match partial.len().min(tile_tokens) {
                         1 => tile32::<F, 1>(&scratch, panel, count, partial),
                         2 => tile32::<F, 2>(&scratch, panel, count, partial),
                         3 => tile32::<F, 3>(&scratch, panel, count, partial),
-                        _ => tile32::<F, 4>(&scratch, panel, count, partial),
+                        4 => tile32::<F, 4>(&scratch, panel, count, partial),
+                        5 => tile32::<F, 5>(&scratch, panel, count, partial),
+                        _ => tile32::<F, 6>(&scratch, panel, count, partial),
                     }
                 }
             }
@@ -128,7 +138,9 @@ pub(super) fn rows256<const F: u8>(
                         1 => tile256::<F, 1>(&scratch, panel, block % 4, partial),
                         2 => tile256::<F, 2>(&scratch, panel, block % 4, partial),
                         3 => tile256::<F, 3>(&scratch, panel, block % 4, partial),
-                        _ => tile256::<F, 4>(&scratch, panel, block % 4, partial),
+                        4 => tile256::<F, 4>(&scratch, panel, block % 4, partial),
+                        5 => tile256::<F, 5>(&scratch, panel, block % 4, partial),
+                        _ => tile256::<F, 6>(&scratch, panel, block % 4, partial),
                     }
                 }
             }
@@ -150,6 +162,7 @@ pub(super) fn rows256<const F: u8>(
 
 /// A tile times the first C tokens of `panel`, over the `count` blocks in the scratch.
 #[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
 fn tile32<const F: u8, const C: usize>(
     scratch: &Scratch32,
     panel: &[i32],
@@ -158,6 +171,7 @@ fn tile32<const F: u8, const C: usize>(
 ) {
     let format = Format32::from_index(F);
     let words = const { Words32::of(Format32::from_index(F)) };
+    prefetch(panel, 8 * C * words.count);
     let panel = panel[..C * 8 * words.count].as_ptr();
     let partial = &mut partial[..C];
     let ones = _mm256_set1_epi16(1);
@@ -173,10 +187,8 @@ fn tile32<const F: u8, const C: usize>(
                 let (lower_size, upper_size) = (_mm256_abs_epi8(lower), _mm256_abs_epi8(upper));
                 for c in 0..C {
                     let four = broadcast(word(c, k));
-                    let product = _mm256_maddubs_epi16(lower_size, _mm256_sign_epi8(four, lower));
-                    sums[0][c] = _mm256_add_epi32(sums[0][c], _mm256_madd_epi16(product, ones));
-                    let product = _mm256_maddubs_epi16(upper_size, _mm256_sign_epi8(four, upper));
-                    sums[1][c] = _mm256_add_epi32(sums[1][c], _mm256_madd_epi16(product, ones));
+                    sums[0][c] = add_signed_products(sums[0][c], lower, lower_size, four, ones);
+                    sums[1][c] = add_signed_products(sums[1][c], upper, upper_size, four, ones);
                 }
             }
         } else {
@@ -190,10 +202,8 @@ fn tile32<const F: u8, const C: usize>(
                 let [lower, upper] = scratch.values[b][k];
                 for c in 0..C {
                     let four = broadcast(word(c, k));
-                    let product = _mm256_maddubs_epi16(lower, four);
-                    sums[0][c] = _mm256_add_epi16(sums[0][c], product);
-                    let product = _mm256_maddubs_epi16(upper, four);
-                    sums[1][c] = _mm256_add_epi16(sums[1][c], product);
+                    sums[0][c] = add_products(sums[0][c], lower, four);
+                    sums[1][c] = add_products(sums[1][c], upper, four);
                 }
             }
             for c in 0..C {
@@ -223,6 +233,7 @@ fn tile32<const F: u8, const C: usize>(
 
 /// A tile times the first C tokens of `panel`, over the block in the scratch.
 #[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
 fn tile256<const F: u8, const C: usize>(
     scratch: &Scratch256,
     panel: &[i32],
@@ -231,6 +242,7 @@ fn tile256<const F: u8, const C: usize>(
 ) {
     let format = Format256::from_index(F);
     let words = const { Words256::of(Format256::from_index(F)) };
+    prefetch(panel, C * words.count);
     let panel = panel[..C * words.count].as_ptr();
     let partial = &mut partial[..C];
     let word = |c: usize, word: usize| {
@@ -267,10 +279,8 @@ fn tile256<const F: u8, const C: usize>(
             let [lower, upper] = scratch.values[k];
             for c in 0..C {
                 let four = broadcast(word(c, k));
-                let product = _mm256_maddubs_epi16(lower, four);
-                products[0][c] = _mm256_add_epi16(products[0][c], product);
-                let product = _mm256_maddubs_epi16(upper, four);
-                products[1][c] = _mm256_add_epi16(products[1][c], product);
+                products[0][c] = add_products(products[0][c], lower, four);
+                products[1][c] = add_products(products[1][c], upper, four);
             }
         }
         for half in 0..2 {
@@ -298,6 +308,69 @@ fn tile256<const F: u8, const C: usize>(
             }
             store(to, next);
         }
+    }
+}
+
+/// Adds products of unsigned values and signed quants, two in each 16-bit lane, to sums that may wrap around.
+///
+/// In assembly because the compiler regroups plain additions, (sum + a) + b into sum + (a + b), until the registers do
+/// not hold the intermediate results.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_products(mut sums: __m256i, values: __m256i, quants: __m256i) -> __m256i {
+    // SAFETY: the instructions compute registers from registers.
+    unsafe {
+        asm!(
+            "vpmaddubsw {products}, {values}, {quants}",
+            "vpaddw {sums}, {sums}, {products}",
+            products = out(ymm_reg) _,
+            values = in(ymm_reg) values,
+            quants = in(ymm_reg) quants,
+            sums = inout(ymm_reg) sums,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// Adds products of signed values, the magnitudes of which are `sizes`, and signed quants, four in each lane. A pair of
+/// them fits 16 bits: 128 * 127 * 2 = 32512. In assembly for the reason above.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_signed_products(
+    mut sums: __m256i,
+    values: __m256i,
+    sizes: __m256i,
+    quants: __m256i,
+    ones: __m256i,
+) -> __m256i {
+    // SAFETY: the instructions compute registers from registers.
+    unsafe {
+        asm!(
+            "vpsignb {products}, {quants}, {values}",
+            "vpmaddubsw {products}, {sizes}, {products}",
+            "vpmaddwd {products}, {products}, {ones}",
+            "vpaddd {sums}, {sums}, {products}",
+            products = out(ymm_reg) _,
+            values = in(ymm_reg) values,
+            sizes = in(ymm_reg) sizes,
+            quants = in(ymm_reg) quants,
+            ones = in(ymm_reg) ones,
+            sums = inout(ymm_reg) sums,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// Asks for the words after the first `words` ones: those of the next tokens.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn prefetch(panel: &[i32], words: usize) {
+    for line in (0..words).step_by(16) {
+        // Prefetching an address that is not mapped does nothing, so the end of the panel needs no care.
+        let at = panel.as_ptr().wrapping_add(words + line);
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 }
 
