@@ -10,8 +10,7 @@
 //! 127, values below 16 fit 16 of them (15 * 127 * 16 = 30480). Wider values fit once the middle of their range is
 //! subtracted: |value - 16| * 127 * 16 and |value - 32| * 127 * 8 are at most 32512. Values stay unsigned for the
 //! instruction; instead a lane starts at -16 (or -32) times the sum of its quants, which the panel holds, and wraps
-//! around on its way to a sum that fits. Where the format subtracts that very offset, its work is done too. Values of
-//! 8 bits (Q8_0) are multiplied in two halves of 4.
+//! around on its way to a sum that fits. Where the format subtracts that very offset, its work is done too.
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
 #![expect(
     clippy::needless_range_loop,
@@ -53,6 +52,12 @@ pub(super) fn rows32<const F: u8>(
     let blocks = weight.columns / 32;
     let words = const { Words32::of(Format32::from_index(F)) };
     let group_words = 8 * words.count;
+    // Signed values take more registers.
+    let tile_tokens = if F == Format32::Q8_0 as u8 {
+        TILE_TOKENS - 2
+    } else {
+        TILE_TOKENS
+    };
     let panel_tokens = x.width().min(PANEL_TOKENS);
     let mut panel = vec![0i32; panel_tokens * blocks.div_ceil(8) * group_words];
     let mut scratch = Scratch32::empty();
@@ -71,8 +76,8 @@ pub(super) fn rows32<const F: u8>(
                 while t < tokens {
                     let partial = &mut partial[t..tokens];
                     let panel = &panel[t * group_words..];
-                    t += TILE_TOKENS;
-                    match partial.len() {
+                    t += tile_tokens;
+                    match partial.len().min(tile_tokens) {
                         1 => tile32::<F, 1>(&scratch, panel, count, partial),
                         2 => tile32::<F, 2>(&scratch, panel, count, partial),
                         3 => tile32::<F, 3>(&scratch, panel, count, partial),
@@ -169,48 +174,44 @@ fn tile32<const F: u8, const C: usize>(
     prefetch(panel, 8 * C * words.count);
     let panel = panel[..C * 8 * words.count].as_ptr();
     let partial = &mut partial[..C];
+    let ones = _mm256_set1_epi16(1);
     for b in 0..count {
         let word = |c: usize, word: usize| {
             // SAFETY: the slice above holds eight blocks of C tokens, and there are no more than eight blocks.
             unsafe { panel.add((8 * c + b) * words.count + word) }
         };
         let mut sums = [[_mm256_setzero_si256(); C]; 2];
-        if let Some(start) = words.start {
-            for c in 0..C {
-                sums[0][c] = broadcast(word(c, start));
-                sums[1][c] = sums[0][c];
-            }
-        }
-        for k in 0..8 {
-            let [lower, upper] = scratch.values[b][k];
-            for c in 0..C {
-                let four = broadcast(word(c, k));
-                sums[0][c] = add_products(sums[0][c], lower, four);
-                sums[1][c] = add_products(sums[1][c], upper, four);
-            }
-        }
-        for c in 0..C {
-            for half in 0..2 {
-                sums[half][c] = _mm256_madd_epi16(sums[half][c], _mm256_set1_epi16(1));
-                if let Some(back) = words.back {
-                    sums[half][c] = _mm256_add_epi32(sums[half][c], broadcast(word(c, back)));
-                }
-            }
-        }
         if format == Format32::Q8_0 {
-            let mut high_sums = [[_mm256_setzero_si256(); C]; 2];
             for k in 0..8 {
-                let [lower, upper] = scratch.high_values[b][k];
+                let [lower, upper] = scratch.values[b][k];
+                let (lower_size, upper_size) = (_mm256_abs_epi8(lower), _mm256_abs_epi8(upper));
                 for c in 0..C {
                     let four = broadcast(word(c, k));
-                    high_sums[0][c] = add_products(high_sums[0][c], lower, four);
-                    high_sums[1][c] = add_products(high_sums[1][c], upper, four);
+                    sums[0][c] = add_signed_products(sums[0][c], lower, lower_size, four, ones);
+                    sums[1][c] = add_signed_products(sums[1][c], upper, upper_size, four, ones);
+                }
+            }
+        } else {
+            if let Some(start) = words.start {
+                for c in 0..C {
+                    sums[0][c] = broadcast(word(c, start));
+                    sums[1][c] = sums[0][c];
+                }
+            }
+            for k in 0..8 {
+                let [lower, upper] = scratch.values[b][k];
+                for c in 0..C {
+                    let four = broadcast(word(c, k));
+                    sums[0][c] = add_products(sums[0][c], lower, four);
+                    sums[1][c] = add_products(sums[1][c], upper, four);
                 }
             }
             for c in 0..C {
                 for half in 0..2 {
-                    let high = _mm256_madd_epi16(high_sums[half][c], _mm256_set1_epi16(16));
-                    sums[half][c] = _mm256_add_epi32(sums[half][c], high);
+                    sums[half][c] = _mm256_madd_epi16(sums[half][c], ones);
+                    if let Some(back) = words.back {
+                        sums[half][c] = _mm256_add_epi32(sums[half][c], broadcast(word(c, back)));
+                    }
                 }
             }
         }
@@ -325,6 +326,36 @@ fn add_products(mut sums: __m256i, values: __m256i, quants: __m256i) -> __m256i 
             products = out(ymm_reg) _,
             values = in(ymm_reg) values,
             quants = in(ymm_reg) quants,
+            sums = inout(ymm_reg) sums,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    sums
+}
+
+/// Adds products of signed values, the magnitudes of which are `sizes`, and signed quants, four in each lane. A pair of
+/// them fits 16 bits: 128 * 127 * 2 = 32512. In assembly for the reason above.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+fn add_signed_products(
+    mut sums: __m256i,
+    values: __m256i,
+    sizes: __m256i,
+    quants: __m256i,
+    ones: __m256i,
+) -> __m256i {
+    // SAFETY: the instructions compute registers from registers.
+    unsafe {
+        asm!(
+            "vpsignb {products}, {quants}, {values}",
+            "vpmaddubsw {products}, {sizes}, {products}",
+            "vpmaddwd {products}, {products}, {ones}",
+            "vpaddd {sums}, {sums}, {products}",
+            products = out(ymm_reg) _,
+            values = in(ymm_reg) values,
+            sizes = in(ymm_reg) sizes,
+            quants = in(ymm_reg) quants,
+            ones = in(ymm_reg) ones,
             sums = inout(ymm_reg) sums,
             options(pure, nomem, nostack, preserves_flags),
         );

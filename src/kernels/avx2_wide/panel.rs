@@ -9,7 +9,7 @@ use super::super::blocks::{Format32, Format256};
 pub(super) struct Words32 {
     /// -offset times the sums of quants, one for each half of a 32-bit lane: where 16-bit sums start.
     pub(super) start: Option<usize>,
-    /// A multiple of the sum of quants: what the sums that started lower lack, or the format's own offset (Q8_0).
+    /// The offset times the sum of quants, where the format does not subtract the offset that the sums start with.
     pub(super) back: Option<usize>,
     pub(super) scaled_sum: Option<usize>,
     pub(super) scale: usize,
@@ -22,7 +22,7 @@ impl Words32 {
             Format32::Q4_0 | Format32::Q5_0 => (Some(8), None, None, 9),
             Format32::Q4_1 => (None, None, Some(8), 9),
             Format32::Q5_1 => (Some(8), Some(9), Some(10), 11),
-            Format32::Q8_0 => (None, Some(8), None, 9),
+            Format32::Q8_0 => (None, None, None, 8),
         };
         Words32 {
             start,
@@ -114,7 +114,7 @@ pub(super) fn pack32<const F: u8>(
                 to[start] = _mm_cvtsi128_si32(_mm_add_epi16(sums[0], sums[1]));
             }
             if let Some(back) = words.back {
-                to[back] = (offset32(format) - format.offset()) * row.sums32[block];
+                to[back] = offset32(format) * row.sums32[block];
             }
             if let Some(scaled_sum) = words.scaled_sum {
                 to[scaled_sum] = row.scaled_sums[block].to_bits() as i32;

@@ -11,11 +11,9 @@ use super::TILE_ROWS;
 /// Four consecutive values of 8 rows, for each half of a tile.
 pub(super) type Four = [__m256i; 2];
 
-/// Eight blocks of 32 of each row of a tile. Values are unsigned.
+/// Eight blocks of 32 of each row of a tile. Values are unsigned, but signed for Q8_0.
 pub(super) struct Scratch32 {
     pub(super) values: [[Four; 8]; 8],
-    /// The upper four bits of values of 8 bits, of which `values` has the lower. Q8_0.
-    pub(super) high_values: [[Four; 8]; 8],
     pub(super) scales: [[__m256; 2]; 8],
     pub(super) minimums: [[__m256; 2]; 8],
 }
@@ -25,7 +23,6 @@ impl Scratch32 {
     pub(super) fn empty() -> Scratch32 {
         Scratch32 {
             values: [[[_mm256_setzero_si256(); 2]; 8]; 8],
-            high_values: [[[_mm256_setzero_si256(); 2]; 8]; 8],
             scales: [[_mm256_setzero_ps(); 2]; 8],
             minimums: [[_mm256_setzero_ps(); 2]; 8],
         }
@@ -66,12 +63,7 @@ impl Scratch32 {
                     for part in 0..2 {
                         let bytes = columns(rows, row_bytes, at + 2 + 16 * part);
                         for k in 0..4 {
-                            // Adds 128 to the signed bytes.
-                            let value = _mm256_xor_si256(bytes[k], _mm256_set1_epi8(-128));
-                            let high = _mm256_srli_epi16::<4>(value);
-                            values[4 * part + k][half] = _mm256_and_si256(value, nibble);
-                            self.high_values[b][4 * part + k][half] =
-                                _mm256_and_si256(high, nibble);
+                            values[4 * part + k][half] = bytes[k];
                         }
                     }
                 } else {
