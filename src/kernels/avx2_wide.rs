@@ -31,8 +31,10 @@ use unpack::{Scratch32, Scratch256};
 
 /// Rows of a tile: two vectors of 8.
 const TILE_ROWS: usize = 16;
-/// Fewer tokens than this do not repay the transposition.
+/// Fewer tokens than this do not repay the transposition. Measured on Zen 3.
 const WIDTH_MIN: usize = 2;
+/// The same for Q8_0, where more is transposed and less saved.
+const WIDTH_MIN_Q8_0: usize = 4;
 /// Tokens of a panel: what a tile reads of them in 4096 columns, and their partial sums, stay in a second-level cache
 /// of 512 KiB.
 const PANEL_TOKENS: usize = 48;
@@ -46,7 +48,12 @@ pub(super) fn rows32<const F: u8>(
     x: &Activations<'_>,
     out: Output,
 ) -> usize {
-    if x.width() < WIDTH_MIN || weight.rows < TILE_ROWS {
+    let width_min = if F == Format32::Q8_0 as u8 {
+        WIDTH_MIN_Q8_0
+    } else {
+        WIDTH_MIN
+    };
+    if x.width() < width_min || weight.rows < TILE_ROWS {
         return 0;
     }
     let blocks = weight.columns / 32;
