@@ -8,6 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::activations::{Activations, QuantisedRow};
+use super::avx2_wide;
 use super::blocks::{Format32, Format256};
 use super::matmul::{MatrixView, Output};
 
@@ -51,7 +52,9 @@ pub(super) fn rows_of_blocks256(
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    for (r, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
+    let done = avx2_wide::rows32::<F>(weight, x, out);
+    let rows = weight.bytes.chunks_exact(weight.row_bytes());
+    for (r, row) in rows.enumerate().skip(done) {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
@@ -67,7 +70,9 @@ fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output
 
 #[target_feature(enable = "avx2,fma,f16c")]
 fn rows256<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    for (r, row) in weight.bytes.chunks_exact(weight.row_bytes()).enumerate() {
+    let done = avx2_wide::rows256::<F>(weight, x, out);
+    let rows = weight.bytes.chunks_exact(weight.row_bytes());
+    for (r, row) in rows.enumerate().skip(done) {
         let mut t = 0;
         while t < x.width() {
             match x.width() - t {
