@@ -71,7 +71,13 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
     let gguf = Gguf::open(path).with_context(of_file)?;
     let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
     let request = plan_request(config, &hyperparameters)?;
-    let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+    // A plan that does not fit is refused with advice, which may be to make the context smaller.
+    let planned = PlannedModel::for_file(path, gguf, &request).with_context(|| {
+        format!(
+            "{} (--context is --depth and --tokens together here)",
+            path.display()
+        )
+    })?;
     let plan = Arc::clone(&planned.plan);
     check_machine(&plan)?;
     let step_width = plan.step_width;
@@ -167,10 +173,21 @@ impl Report {
         self.round_bytes / u64::from(self.steps.max(1))
     }
 
-    /// The share of the memory's rate at which weights are read, in the median round.
+    /// Rounds per second: the median.
+    fn round_rate(&self) -> f64 {
+        let rates: Vec<f64> = self.seconds.iter().map(|seconds| 1.0 / seconds).collect();
+        median(&rates)
+    }
+
+    /// Bytes of weights per second.
+    fn weight_rate(&self) -> f64 {
+        self.round_bytes as f64 * self.round_rate()
+    }
+
+    /// The share of the memory's rate at which weights are read.
     fn ram_fraction(&self) -> f64 {
         if self.ram_rate > 0.0 {
-            self.round_bytes as f64 / median(&self.seconds) / self.ram_rate
+            self.weight_rate() / self.ram_rate
         } else {
             0.0
         }
@@ -229,8 +246,8 @@ impl Report {
             self.instruction_set,
             median(&rates),
             rates.len(),
-            1e3 * median(&self.seconds) / f64::from(self.steps.max(1)),
-            self.round_bytes as f64 / median(&self.seconds) / 1e9,
+            1e3 / (self.round_rate() * f64::from(self.steps.max(1))),
+            self.weight_rate() / 1e9,
             self.bytes_per_step() as f64 / 1e6,
             self.ram_rate / 1e9,
             100.0 * self.ram_fraction(),

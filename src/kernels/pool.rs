@@ -35,8 +35,8 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 struct Patience {
     /// A worker looks for work so long before it sleeps. Waking one takes its caller ten to sixty microseconds.
     work: Duration,
-    /// The caller looks for the last chunk to finish so long before it sleeps: longer than a chunk takes, so that it
-    /// sleeps only where the one who has that chunk lost its core.
+    /// The caller looks for the last chunk to finish so long before it sleeps, offering its core meanwhile: about a
+    /// slice of the scheduler, after which a thread that lost its core has it again.
     end: Duration,
     /// A thread offers its core between two chunks if the last offer is so long ago: less than the scheduler's slice,
     /// so that it seldom takes the core itself.
@@ -46,7 +46,7 @@ struct Patience {
 impl Patience {
     const USUAL: Patience = Patience {
         work: Duration::from_micros(100),
-        end: Duration::from_micros(1000),
+        end: Duration::from_micros(3000),
         offer: Duration::from_micros(1000),
     };
     /// More threads than cores cannot gain by looking: the one that has work needs the core.
