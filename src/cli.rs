@@ -132,13 +132,13 @@ pub struct BenchDecodeArguments {
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// Sequences in every step
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub sequences: u32,
     /// Steps of a round: tokens of each sequence
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=BENCH_TOKENS_MAX))]
+    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=BENCH_TOKENS_MAX))]
     pub tokens: u32,
     /// Positions of each sequence that are in the cache when a round begins
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=BENCH_TOKENS_MAX))]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=BENCH_TOKENS_MAX))]
     pub depth: u32,
     #[command(flatten)]
     pub report: BenchReportArguments,
@@ -152,7 +152,7 @@ pub struct BenchPromptArguments {
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// Tokens of the prompt
-    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=BENCH_TOKENS_MAX))]
+    #[arg(long, value_name = "N", default_value_t = 128, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=BENCH_TOKENS_MAX))]
     pub tokens: u32,
     #[command(flatten)]
     pub report: BenchReportArguments,
@@ -163,7 +163,7 @@ pub struct BenchPromptArguments {
 #[derive(Clone, Copy, Debug, Args)]
 pub struct BenchReportArguments {
     /// Rounds that are measured, after one that is not
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
     /// Print JSON
     #[arg(long)]
