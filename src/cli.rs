@@ -22,6 +22,8 @@ pub enum Command {
     Generate(GenerateArguments),
     /// Say where every group of weights would rest, and how fast that would be
     Plan(PlanArguments),
+    /// Measure the engine's step without a server
+    Bench(BenchArguments),
     /// Say what is in a GGUF file
     Inspect(InspectArguments),
     /// Write a model of random weights with the shape of a card
@@ -108,6 +110,67 @@ pub struct PlanArguments {
 }
 
 #[derive(Debug, Args)]
+pub struct BenchArguments {
+    #[command(subcommand)]
+    pub kind: BenchKind,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BenchKind {
+    /// Steps of one token for each sequence: what answers are made of
+    Decode(BenchDecodeArguments),
+    /// Steps as wide as the plan allows: how fast a prompt is computed
+    Prompt(BenchPromptArguments),
+}
+
+/// The most tokens of a bench, and the most positions that it begins with.
+const BENCH_TOKENS_MAX: i64 = 1 << 20;
+
+#[derive(Debug, Args)]
+pub struct BenchDecodeArguments {
+    /// The GGUF file
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Sequences in every step
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub sequences: u32,
+    /// Steps of a round: tokens of each sequence
+    #[arg(long, value_name = "N", default_value_t = 64, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=BENCH_TOKENS_MAX))]
+    pub tokens: u32,
+    /// Positions of each sequence that are in the cache when a round begins
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=BENCH_TOKENS_MAX))]
+    pub depth: u32,
+    #[command(flatten)]
+    pub report: BenchReportArguments,
+    #[command(flatten)]
+    pub settings: Settings<false>,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchPromptArguments {
+    /// The GGUF file
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Tokens of the prompt
+    #[arg(long, value_name = "N", default_value_t = 128, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=BENCH_TOKENS_MAX))]
+    pub tokens: u32,
+    #[command(flatten)]
+    pub report: BenchReportArguments,
+    #[command(flatten)]
+    pub settings: Settings<false>,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct BenchReportArguments {
+    /// Rounds that are measured, after one that is not
+    #[arg(long, value_name = "N", default_value_t = 5, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub rounds: u32,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
 pub struct InspectArguments {
     /// The GGUF file
     #[arg(value_name = "MODEL")]
@@ -159,6 +222,11 @@ impl<const SERVER: bool> Settings<SERVER> {
         })?;
         config.model = model.or(config.model);
         Ok(config)
+    }
+
+    /// Whether the flag of a key was given.
+    pub fn has_flag(&self, key: &str) -> bool {
+        self.flags.iter().any(|(name, _)| name == key)
     }
 
     fn keys() -> impl Iterator<Item = &'static Key> {
@@ -279,6 +347,9 @@ mod tests {
             "strata generate m.gguf -p -hi --chat -n 5 --temperature 0.5 --seed 7 --stop a --stop b --threads 2",
             "strata plan models/card.toml --json --device emulated --device-memory 1GiB",
             "strata inspect m.gguf --json",
+            "strata bench decode m.gguf",
+            "strata bench decode m.gguf --threads 2 --sequences 8 --tokens 5 --depth 0 --rounds 1 --json",
+            "strata bench prompt m.gguf --tokens 5 --rounds 1 --json --device emulated --device-memory 1GiB",
             "strata synth card.toml out.gguf --vocabulary v.gguf",
             "strata serve",
         ] {
@@ -290,6 +361,15 @@ mod tests {
             "strata generate m.gguf -p x --queue 5",
             "strata plan m.gguf --listen 1.2.3.4:5",
             "strata inspect",
+            "strata bench",
+            "strata bench m.gguf",
+            "strata bench decode m.gguf --sequences 0",
+            "strata bench decode m.gguf --tokens 0",
+            "strata bench decode m.gguf --rounds 0",
+            "strata bench decode m.gguf --depth -1",
+            "strata bench decode m.gguf --tokens 9999999",
+            "strata bench prompt m.gguf --tokens 0",
+            "strata bench prompt m.gguf --depth 5",
             "strata serve --contxt 5",
             "strata serve --context",
         ] {

@@ -19,6 +19,7 @@ pub mod weights;
 pub mod model;
 pub mod sampler;
 
+pub mod bench;
 pub mod config;
 pub mod engine;
 

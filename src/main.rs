@@ -33,13 +33,13 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Generate(arguments) => {
             let config = arguments.settings.config(arguments.model.clone())?;
-            // Text and figures are what is wanted; the log tells of trouble.
-            let level = match config.log {
-                LogLevel::Info => LogLevel::Warn,
-                level => level,
-            };
-            start_log(&config, level);
+            start_log(&config, of_trouble(config.log));
             commands::generate(&config, &arguments)
+        }
+        Command::Bench(arguments) => {
+            let config = commands::bench_config(&arguments)?;
+            start_log(&config, of_trouble(config.log));
+            commands::bench(&config, &arguments)
         }
         Command::Plan(arguments) => {
             let config = arguments.settings.config(None)?;
@@ -48,6 +48,14 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Inspect(arguments) => commands::inspect(&arguments),
         Command::Synth(arguments) => commands::synth(&arguments),
+    }
+}
+
+/// Where text or figures are what is wanted, the log tells of trouble only, unless more is asked for.
+fn of_trouble(level: LogLevel) -> LogLevel {
+    match level {
+        LogLevel::Info => LogLevel::Warn,
+        level => level,
     }
 }
 

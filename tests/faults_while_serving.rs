@@ -320,7 +320,7 @@ fn a_file_that_changes_while_it_is_opened_is_refused() {
             assert_eq!(planned.plan.mapped, map_file);
             change();
             let loaded = planned.load(
-                1,
+                strata::kernels::ComputePool::new(1),
                 &Loading {
                     settings,
                     metrics: &Metrics::new(),

@@ -13,6 +13,7 @@ use run::{Sequence, all_resident, settings};
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use strata::kernels::ComputePool;
 use strata::memory::{FaultControl, Faults, FaultyReader};
 use strata::metrics::Metrics;
 use strata::model::{Batch, LoadedModel, PlannedModel, StepError};
@@ -89,7 +90,7 @@ fn load(path: &Path, request: &PlanRequest, seed: u64) -> (LoadedModel, FaultCon
     let control = reader.control();
     let file = ModelFile::Through(Box::new(reader));
     let loaded = planned
-        .load_from(file, 2, &loading(&Metrics::new()))
+        .load_from(file, ComputePool::new(2), &loading(&Metrics::new()))
         .unwrap();
     (loaded, control)
 }
@@ -330,7 +331,7 @@ fn errors_while_loading_name_the_group() {
             };
             let reader = FaultyReader::open(&path, broken, faults).unwrap();
             let file = ModelFile::Through(Box::new(reader));
-            let loaded = planned.load_from(file, 1, &loading(&Metrics::new()));
+            let loaded = planned.load_from(file, ComputePool::new(1), &loading(&Metrics::new()));
             if let Err(error) = loaded {
                 let error = error.to_string();
                 assert!(

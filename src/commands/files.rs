@@ -78,7 +78,7 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
 const MIB: f64 = (1 << 20) as f64;
 
 /// A closed pipe (`| head`) is not a failure.
-fn print(text: &str) -> anyhow::Result<()> {
+pub(super) fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(error).context("write to stdout")

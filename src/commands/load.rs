@@ -8,11 +8,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
 use strata::config::{
-    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets, format_bytes,
-    free_host_memory, machine_memory_bytes, read_text_file,
+    ComputeThreads, Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets,
+    compute_threads, format_bytes, free_host_memory, machine_memory_bytes, read_text_file,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
+use strata::kernels::ComputePool;
 use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
 use strata::model::{self, LoadedModel, Model, PlannedModel};
@@ -99,7 +100,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let make_model = {
         let (view, metrics) = (Arc::clone(&view), metrics.clone());
         let weights = weights_settings(config);
-        let threads = config.compute_threads();
+        let threads = compute_threads(config).map_err(|error| Usage(error.to_string()))?;
         move |progress: &Progress| {
             make_model(planned, weights, threads, &metrics, &view, progress)
                 .map_err(|error| one_line(&error))
@@ -120,7 +121,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
 
 /// A budget that was given may exceed what this machine has; what the plan takes of it must not. Both tiers are RAM
 /// where the device is emulated.
-fn check_machine(plan: &Plan) -> anyhow::Result<()> {
+pub(super) fn check_machine(plan: &Plan) -> anyhow::Result<()> {
     let mut needed = plan.arena_bytes(Tier::Host);
     if plan.device_split.is_some() {
         needed = needed.saturating_add(plan.arena_bytes(Tier::Device));
@@ -152,7 +153,7 @@ fn check_machine(plan: &Plan) -> anyhow::Result<()> {
 fn make_model(
     planned: PlannedModel,
     weights: WeightsSettings,
-    threads: usize,
+    threads: ComputeThreads,
     metrics: &Metrics,
     view: &MemoryView,
     progress: &Progress,
@@ -161,13 +162,14 @@ fn make_model(
         progress.set(ratio);
         !progress.is_cancelled()
     };
+    let pool = compute_pool(&threads);
     let LoadedModel {
         model,
         reader,
         traffic,
         arenas,
     } = planned.load(
-        threads,
+        pool.clone(),
         &strata::weights::Loading {
             settings: weights,
             metrics,
@@ -183,10 +185,28 @@ fn make_model(
         .build_info
         .with_label_values(&[env!("CARGO_PKG_VERSION"), planned.plan.device.name(), rung])
         .set(1);
+    pin_engine(&pool);
     // The file's index and metadata have served.
     drop(planned);
     view.set_loaded(rung, reason, traffic, arenas);
     Ok(model)
+}
+
+/// The pool that the settings ask for.
+pub(super) fn compute_pool(threads: &ComputeThreads) -> ComputePool {
+    match threads.cpus.as_slice() {
+        [] => ComputePool::new(threads.count),
+        cpus => ComputePool::pinned(cpus),
+    }
+}
+
+/// Pins the calling thread too, where the pool's are. Not before the model is loaded: threads inherit the CPUs of the
+/// one that starts them, and those that read and copy stay free.
+pub(super) fn pin_engine(pool: &ComputePool) {
+    if !pool.cpus().is_empty() {
+        pool.pin_caller();
+        tracing::info!("the compute threads are pinned to CPUs {:?}", pool.cpus());
+    }
 }
 
 /// What the plan is asked for.
@@ -242,7 +262,7 @@ fn rates(config: &Config) -> anyhow::Result<(Rates, Option<String>)> {
     Ok((card.rates, Some(format!("{name} ({})", path.display()))))
 }
 
-fn weights_settings(config: &Config) -> WeightsSettings {
+pub(super) fn weights_settings(config: &Config) -> WeightsSettings {
     WeightsSettings {
         reader: match config.reader {
             ReaderSetting::Auto => ReaderChoice::Auto,
@@ -255,7 +275,7 @@ fn weights_settings(config: &Config) -> WeightsSettings {
     }
 }
 
-fn model_path(config: &Config) -> anyhow::Result<&Path> {
+pub(super) fn model_path(config: &Config) -> anyhow::Result<&Path> {
     let path: Option<&PathBuf> = config.model.as_ref();
     path.map(PathBuf::as_path).ok_or_else(|| {
         Usage("no model is given; name a GGUF file: `strata serve MODEL.gguf`".to_owned()).into()

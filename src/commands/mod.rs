@@ -1,5 +1,6 @@
 //! The commands. `load` puts the parts of the library together for those that need a loaded model.
 
+mod bench;
 mod files;
 mod generate;
 mod load;
@@ -8,6 +9,7 @@ mod process_memory;
 mod serve;
 mod stderr;
 
+pub(crate) use bench::{bench, bench_config};
 pub(crate) use files::{inspect, plan, synth};
 pub(crate) use generate::generate;
 pub(crate) use serve::serve;

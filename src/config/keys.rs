@@ -195,9 +195,20 @@ pub const KEYS: &[Key] = &[
         value: "N|auto",
         default: Some("auto"),
         server_only: false,
-        help: "Threads that compute. `auto`: one per core that this process may use",
+        help: "Threads that compute. `auto`: one per core that this process may use, however many hardware threads it has",
         set: |config, text| {
             config.threads = auto_or(text, |text| integer(text, 1, 1024).map(|n| n as usize))?;
+            Ok(())
+        },
+    },
+    Key {
+        name: "pin-threads",
+        value: "true|false",
+        default: Some("false"),
+        server_only: false,
+        help: "Keep each compute thread on a CPU of its own; for machines on which nothing else computes",
+        set: |config, text| {
+            config.pin_threads = boolean(text)?;
             Ok(())
         },
     },

@@ -1,5 +1,5 @@
 //! One validated `Config` from a file, the environment and flags. Imports nothing of ours; asks the machine only for
-//! its memory (`memory.rs`).
+//! its memory (`memory.rs`) and its processors (`processors.rs`).
 //!
 //! Every key stands once, in `keys::KEYS`: its flag, its name in the file, its `STRATA_*` variable, its default and its
 //! help all come from that line, so the three sources cannot drift apart. Flags win over the environment, which wins
@@ -7,6 +7,7 @@
 
 mod keys;
 mod memory;
+mod processors;
 mod size;
 mod sources;
 
@@ -15,6 +16,7 @@ pub use memory::{
     Budgets, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError, budgets, free_host_memory,
     machine_memory_bytes,
 };
+pub use processors::{ComputeThreads, PinError, compute_threads};
 pub use size::{format_bytes, parse_rate, parse_size};
 pub use sources::{ConfigError, Sources, read_text_file};
 
@@ -124,6 +126,8 @@ pub struct Config {
     pub reader: ReaderSetting,
     /// `None`: one per core that this process may use.
     pub threads: Option<usize>,
+    /// Each compute thread stays on a CPU of its own.
+    pub pin_threads: bool,
     /// Bytes of the largest group of weights. `None`: the plan chooses, as for the next two.
     pub slice: Option<u64>,
     /// Groups that each ring holds.
@@ -161,6 +165,7 @@ impl Default for Config {
             kv_type: KvTypeSetting::F16,
             reader: ReaderSetting::Auto,
             threads: None,
+            pin_threads: false,
             slice: None,
             ring_entries: None,
             step_width: None,
@@ -196,13 +201,6 @@ impl Config {
                 || "model".to_owned(),
                 |stem| stem.to_string_lossy().into_owned(),
             )
-        })
-    }
-
-    /// Threads that compute.
-    pub fn compute_threads(&self) -> usize {
-        self.threads.unwrap_or_else(|| {
-            std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
         })
     }
 

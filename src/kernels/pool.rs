@@ -1,8 +1,14 @@
 //! The compute pool: runs one function over numbered chunks on a fixed set of threads.
 //!
 //! The caller takes part. Chunks are handed out one at a time by an atomic counter, so that a core disturbed by
-//! another process takes fewer of them and holds up nobody. A worker with nothing to do looks for work for a few tens
+//! another process takes fewer of them and holds up nobody. A worker with nothing to do looks for work for some tens
 //! of microseconds (the gap between two products of one step), then sleeps: an idle server burns no processor time.
+//!
+//! A thread whose core is taken away in the middle of a chunk holds up all others until it gets it back, some
+//! milliseconds later. So threads offer their cores (`sched_yield`) when they hold no chunk: between chunks about once
+//! a millisecond, and while they look for work or for the end. Where nobody else wants the core that costs less than a
+//! microsecond; where somebody does, it is given away at a moment at which nobody waits for it. `benches/pool.rs`
+//! measures both.
 //!
 //! Protocol. `Shared::ticket` holds (generation, chunks left) in one word. `run` writes the job into its slot, then
 //! publishes a new ticket. Whoever lowers `chunks left` from a positive number by compare-exchange owns that chunk,
@@ -22,22 +28,68 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::InstructionSet;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// How long a thread looks for work, or for the last chunk to finish, before it sleeps.
-const SPIN: Duration = Duration::from_micros(40);
+/// How long threads wait in which way.
+#[derive(Clone, Copy, Debug)]
+struct Patience {
+    /// A worker looks for work so long before it sleeps. Waking one takes its caller ten to sixty microseconds.
+    work: Duration,
+    /// The caller looks for the last chunk to finish so long before it sleeps, offering its core meanwhile: about a
+    /// slice of the scheduler, after which a thread that lost its core has it again.
+    end: Duration,
+    /// A thread offers its core between two chunks if the last offer is so long ago: less than the scheduler's slice,
+    /// so that it seldom takes the core itself.
+    offer: Duration,
+}
+
+impl Patience {
+    const USUAL: Patience = Patience {
+        work: Duration::from_micros(100),
+        end: Duration::from_micros(3000),
+        offer: Duration::from_micros(1000),
+    };
+    /// More threads than cores cannot gain by looking: the one that has work needs the core.
+    const CROWDED: Patience = Patience {
+        work: Duration::ZERO,
+        end: Duration::ZERO,
+        offer: Duration::from_micros(1000),
+    };
+
+    /// For a pool of so many threads on this machine.
+    fn of(threads: usize) -> Patience {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        match threads > cores {
+            true => Patience::CROWDED,
+            false => Patience::USUAL,
+        }
+    }
+}
+
+/// A thread that looks for something keeps its core so long, and then offers it between two looks.
+const KEEP: Duration = Duration::from_micros(10);
 
 thread_local! {
     /// Whether this thread is inside a chunk: a nested `run` is then executed inline.
     static INSIDE_CHUNK: Cell<bool> = const { Cell::new(false) };
+    /// When this thread last offered its core between two chunks.
+    static OFFERED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Threads that compute together. Dropping the pool ends and joins them.
+/// Threads that compute together. Clones are handles to the same threads; dropping the last one ends and joins them.
+#[derive(Clone)]
 pub struct ComputePool {
+    team: Arc<Team>,
+}
+
+struct Team {
     shared: Arc<Shared>,
     workers: Vec<JoinHandle<()>>,
     /// Held for the length of a run: callers on different threads take turns.
     turn: Mutex<()>,
     threads: usize,
+    /// The CPU of each thread, the caller's first, where they are pinned; otherwise none.
+    cpus: Vec<usize>,
     instruction_set: InstructionSet,
 }
 
@@ -63,10 +115,10 @@ struct Shared {
     sleeping: AtomicUsize,
     done: Condvar,
     caller_sleeps: AtomicBool,
-    spin: Duration,
+    patience: Patience,
 }
 
-// SAFETY: `job` is written only by the caller that holds `ComputePool::turn`, while no chunk is owned, and read only
+// SAFETY: `job` is written only by the caller that holds `Team::turn`, while no chunk is owned, and read only
 // by owners of a chunk (see the protocol above); the function it points to is Sync and outlives the run.
 unsafe impl Sync for Shared {}
 // SAFETY: as above; the raw pointer is not tied to a thread.
@@ -88,8 +140,32 @@ impl ComputePool {
             instruction_set.is_available(),
             "this machine cannot run {instruction_set}"
         );
-        let threads = threads.max(1);
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let patience = Patience::of(threads);
+        ComputePool::start(threads.max(1), &[], instruction_set, patience)
+    }
+
+    /// A pool of a thread for each of these CPUs, on which each stays. The caller is the first of them, and is free
+    /// until it asks for it: see [`ComputePool::pin_caller`]. A CPU that the system refuses leaves its thread free,
+    /// and the log says so.
+    pub fn pinned(cpus: &[usize]) -> ComputePool {
+        let (threads, set) = (cpus.len().max(1), InstructionSet::detect());
+        ComputePool::start(threads, cpus, set, Patience::of(threads))
+    }
+
+    /// Pins the calling thread to the first CPU of a pinned pool; does nothing otherwise. Threads that it starts later
+    /// are pinned with it.
+    pub fn pin_caller(&self) {
+        if let Some(&cpu) = self.team.cpus.first() {
+            pin(cpu);
+        }
+    }
+
+    fn start(
+        threads: usize,
+        cpus: &[usize],
+        instruction_set: InstructionSet,
+        patience: Patience,
+    ) -> ComputePool {
         let shared = Arc::new(Shared {
             ticket: AtomicU64::new(0),
             job: UnsafeCell::new(Job {
@@ -105,19 +181,20 @@ impl ComputePool {
             sleeping: AtomicUsize::new(0),
             done: Condvar::new(),
             caller_sleeps: AtomicBool::new(false),
-            // More threads than cores cannot gain by looking: the one that has work needs the core.
-            spin: if threads > cores {
-                Duration::ZERO
-            } else {
-                SPIN
-            },
+            patience,
         });
         let mut workers = Vec::new();
         for index in 1..threads {
             let shared = Arc::clone(&shared);
+            let cpu = cpus.get(index).copied();
             let spawned = std::thread::Builder::new()
                 .name(format!("strata-compute-{index}"))
-                .spawn(move || shared.work_until_stopped());
+                .spawn(move || {
+                    if let Some(cpu) = cpu {
+                        pin(cpu);
+                    }
+                    shared.work_until_stopped();
+                });
             match spawned {
                 Ok(worker) => workers.push(worker),
                 // A limit of the process or the machine: those that run can do the work.
@@ -131,22 +208,30 @@ impl ComputePool {
         }
         let threads = 1 + workers.len();
         ComputePool {
-            shared,
-            workers,
-            turn: Mutex::new(()),
-            threads,
-            instruction_set,
+            team: Arc::new(Team {
+                shared,
+                workers,
+                turn: Mutex::new(()),
+                threads,
+                cpus: cpus.get(..threads).unwrap_or_default().to_vec(),
+                instruction_set,
+            }),
         }
     }
 
     /// Threads, the caller included.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.team.threads
+    }
+
+    /// The CPU of each thread, the caller's first; none where they are not pinned.
+    pub fn cpus(&self) -> &[usize] {
+        &self.team.cpus
     }
 
     /// What the kernels of this pool use.
     pub fn instruction_set(&self) -> InstructionSet {
-        self.instruction_set
+        self.team.instruction_set
     }
 
     /// Calls `function(0)` to `function(chunks - 1)`, each once, on any thread in any order, and returns when all are
@@ -156,7 +241,8 @@ impl ComputePool {
     /// # Panics
     /// When a chunk does, or `chunks` exceeds `u32::MAX`.
     pub fn run(&self, chunks: usize, function: &(dyn Fn(usize) + Sync)) {
-        if chunks <= 1 || self.workers.is_empty() || INSIDE_CHUNK.get() {
+        let team = &*self.team;
+        if chunks <= 1 || team.workers.is_empty() || INSIDE_CHUNK.get() {
             for index in 0..chunks {
                 function(index);
             }
@@ -164,8 +250,8 @@ impl ComputePool {
         }
         let count = u32::try_from(chunks)
             .unwrap_or_else(|_| panic!("{chunks} chunks: at most {}", u32::MAX));
-        let turn = lock(&self.turn);
-        let shared = &*self.shared;
+        let turn = lock(&team.turn);
+        let shared = &*team.shared;
         // SAFETY: only the lifetime changes. The pointer is used by owners of a chunk of this run alone, and this
         // function does not return (nor unwind) before all of them are counted as finished.
         let function = unsafe {
@@ -204,7 +290,7 @@ impl ComputePool {
     }
 }
 
-impl Drop for ComputePool {
+impl Drop for Team {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         {
@@ -240,10 +326,23 @@ impl Shared {
             ) {
                 Ok(_) => {
                     self.execute((ticket & u64::from(u32::MAX)) as u32);
+                    self.offer_core();
                     ticket = self.ticket.load(Ordering::SeqCst);
                 }
                 Err(now) => ticket = now,
             }
+        }
+    }
+
+    /// Gives others the core for a moment if they want it and the last offer was long ago.
+    fn offer_core(&self) {
+        let now = Instant::now();
+        let last = OFFERED.get().unwrap_or(now);
+        if now - last >= self.patience.offer {
+            std::thread::yield_now();
+            OFFERED.set(Some(Instant::now()));
+        } else {
+            OFFERED.set(Some(last));
         }
     }
 
@@ -275,7 +374,7 @@ impl Shared {
 
     fn wait_until_finished(&self, chunks: u32) {
         let is_finished = || self.finished.load(Ordering::SeqCst) == chunks;
-        if spin_until(self.spin, is_finished) {
+        if look_for(self.patience.end, is_finished) {
             return;
         }
         let mut guard = lock(&self.lock);
@@ -295,7 +394,7 @@ impl Shared {
             self.ticket.load(Ordering::SeqCst) & u64::from(u32::MAX) != 0
                 || self.stop.load(Ordering::SeqCst)
         };
-        if !spin_until(self.spin, has_work) {
+        if !look_for(self.patience.work, has_work) {
             let mut guard = lock(&self.lock);
             self.sleeping.fetch_add(1, Ordering::SeqCst);
             while !has_work() {
@@ -312,8 +411,23 @@ impl Shared {
 
 fn nothing(_: usize) {}
 
+/// Keeps the calling thread on a CPU.
+fn pin(cpu: usize) {
+    if cpu >= CpuSet::MAX_CPU {
+        tracing::warn!(
+            "CPU {cpu} is beyond what threads can be pinned to; a compute thread is not"
+        );
+        return;
+    }
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    if let Err(error) = sched_setaffinity(None, &set) {
+        tracing::warn!("a compute thread is not pinned to CPU {cpu}: {error}");
+    }
+}
+
 /// Looks at `condition` for up to `limit`; whether it came true.
-fn spin_until(limit: Duration, condition: impl Fn() -> bool) -> bool {
+fn look_for(limit: Duration, condition: impl Fn() -> bool) -> bool {
     if condition() {
         return true;
     }
@@ -328,8 +442,12 @@ fn spin_until(limit: Duration, condition: impl Fn() -> bool) -> bool {
                 return true;
             }
         }
-        if start.elapsed() > limit {
+        let looked = start.elapsed();
+        if looked > limit {
             return false;
+        }
+        if looked > KEEP {
+            std::thread::yield_now();
         }
     }
 }
@@ -342,6 +460,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::thread::sched_getaffinity;
     use std::sync::atomic::AtomicU8;
 
     #[test]
@@ -373,6 +492,34 @@ mod tests {
         }
         let expected: usize = (0..10_000).map(|run| 1 + run % 9).sum();
         assert_eq!(total.load(Ordering::Relaxed), expected);
+    }
+
+    #[test]
+    fn every_way_of_waiting_ends() {
+        let (now, later) = (Duration::ZERO, Duration::from_millis(2));
+        for work in [now, later] {
+            for end in [now, later] {
+                for offer in [now, later] {
+                    let patience = Patience { work, end, offer };
+                    let pool = ComputePool::start(3, &[], InstructionSet::detect(), patience);
+                    let total = AtomicUsize::new(0);
+                    for run in 0..500 {
+                        pool.run(1 + run % 9, &|index| {
+                            // Now and then the last chunk is late, or the next run is.
+                            if run % 50 == 0 && index == 0 {
+                                std::thread::sleep(Duration::from_micros(300));
+                            }
+                            total.fetch_add(1, Ordering::Relaxed);
+                        });
+                        if run % 70 == 0 {
+                            std::thread::sleep(Duration::from_micros(300));
+                        }
+                    }
+                    let expected: usize = (0..500).map(|run| 1 + run % 9).sum();
+                    assert_eq!(total.load(Ordering::Relaxed), expected, "{patience:?}");
+                }
+            }
+        }
     }
 
     #[test]
@@ -417,6 +564,52 @@ mod tests {
             });
         });
         assert_eq!(total.load(Ordering::Relaxed), 40);
+    }
+
+    #[test]
+    fn pinned_threads_stay_on_their_cpus_and_others_are_free() {
+        let allowed = |set: CpuSet| -> Vec<usize> {
+            (0..CpuSet::MAX_CPU)
+                .filter(|&cpu| set.is_set(cpu))
+                .collect()
+        };
+        let here = || allowed(sched_getaffinity(None).unwrap());
+        // On a thread of its own: the test's own thread stays as it is.
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let all = here();
+                let cpus: Vec<usize> = all.iter().copied().take(3).collect();
+                let pool = ComputePool::pinned(&cpus);
+                assert_eq!((pool.threads(), pool.cpus()), (cpus.len(), cpus.as_slice()));
+                assert_eq!(here(), all, "the caller has not asked for it");
+                pool.pin_caller();
+                let seen = Mutex::new(std::collections::HashMap::new());
+                // Until every thread has had a chunk, however long the scheduler leaves one out.
+                while lock(&seen).len() < cpus.len() {
+                    pool.run(64, &|_| {
+                        std::thread::sleep(Duration::from_micros(50));
+                        lock(&seen).insert(std::thread::current().id(), here());
+                    });
+                }
+                let mut seen: Vec<Vec<usize>> = lock(&seen).values().cloned().collect();
+                seen.sort();
+                let expected: Vec<Vec<usize>> = cpus.iter().map(|&cpu| vec![cpu]).collect();
+                assert_eq!(seen, expected);
+            });
+        });
+        assert!(ComputePool::new(2).cpus().is_empty());
+    }
+
+    #[test]
+    fn clones_share_the_threads_and_the_last_one_ends_them() {
+        let pool = ComputePool::new(2);
+        let clone = pool.clone();
+        drop(pool);
+        let total = AtomicUsize::new(0);
+        clone.run(10, &|index| {
+            total.fetch_add(index, Ordering::Relaxed);
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 45);
     }
 
     #[test]

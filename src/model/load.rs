@@ -81,16 +81,16 @@ impl PlannedModel {
     }
 
     /// Allocates what the plan says and loads the resident groups. `progress` hears the
-    /// share of resident bytes that is loaded, and ends the loading by answering false.
-    pub fn load(&self, threads: usize, loading: &Loading<'_>) -> Result<LoadedModel, OpenError> {
-        self.load_from(ModelFile::At(&self.path), threads, loading)
+    /// share of resident bytes that is loaded, and ends the loading by answering false. The model computes with `pool`.
+    pub fn load(&self, pool: ComputePool, loading: &Loading<'_>) -> Result<LoadedModel, OpenError> {
+        self.load_from(ModelFile::At(&self.path), pool, loading)
     }
 
     /// The same from a file that may be read in a way of the caller's.
     pub fn load_from(
         &self,
         file: ModelFile<'_>,
-        threads: usize,
+        pool: ComputePool,
         loading: &Loading<'_>,
     ) -> Result<LoadedModel, OpenError> {
         let arenas = Arenas::allocate(&self.plan)?;
@@ -105,7 +105,6 @@ impl PlannedModel {
         publish(&self.plan, loading.metrics);
         let reader = weights.reader_rung();
         let traffic = Box::new(weights.traffic());
-        let pool = ComputePool::new(threads);
         let model = Llama::new(&self.gguf, &self.hyperparameters, weights, kv_region, pool)?;
         Ok(LoadedModel {
             model: Box::new(model),

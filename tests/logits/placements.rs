@@ -128,7 +128,7 @@ fn open(path: &Path, placement: &Placement) -> LoadedModel {
     };
     planned
         .load(
-            2,
+            strata::kernels::ComputePool::new(2),
             &Loading {
                 settings,
                 metrics: &strata::metrics::Metrics::new(),

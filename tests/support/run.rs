@@ -7,6 +7,7 @@
 )]
 
 use std::path::{Path, PathBuf};
+use strata::kernels::ComputePool;
 use strata::kv_cache::PageId;
 use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
@@ -57,7 +58,7 @@ pub(crate) fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings
         metrics: &metrics,
         progress: &|_| true,
     };
-    planned.load(2, &loading).unwrap()
+    planned.load(ComputePool::new(2), &loading).unwrap()
 }
 
 /// A sequence that has pages of its own, the first of which is `first_page`.

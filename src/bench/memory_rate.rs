@@ -1,0 +1,73 @@
+//! How fast the threads of a pool read memory: the limit of a step that reads its weights once.
+
+use crate::kernels::ComputePool;
+use crate::memory::{Arena, MemoryError, Region};
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a thread reads in one go. Far more than starting on it costs, far less than its share.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// Memory that no cache holds, and the best rate at which it was read.
+pub struct MemoryRate {
+    region: Region,
+    best: f64,
+}
+
+impl MemoryRate {
+    /// Takes `bytes` of anonymous memory, in huge pages where the kernel gives them, and writes all of it.
+    ///
+    /// # Errors
+    /// The system does not give so much.
+    pub fn new(bytes: usize) -> Result<MemoryRate, MemoryError> {
+        let arena = Arc::new(Arena::new("host", bytes)?);
+        let mut region = Region::allocate_low(&arena, bytes)?;
+        // Pages that were never written are all the same page of zeros.
+        region.bytes_mut().fill(0x5A);
+        Ok(MemoryRate { region, best: 0.0 })
+    }
+
+    /// Reads everything once with all threads of `pool`.
+    pub fn measure(&mut self, pool: &ComputePool) {
+        let chunks: Vec<&[u8]> = self.region.bytes().chunks(CHUNK_BYTES).collect();
+        let started = Instant::now();
+        pool.run(chunks.len(), &|index| read(chunks[index]));
+        let seconds = started.elapsed().as_secs_f64();
+        if seconds > 0.0 {
+            self.best = self.best.max(self.region.bytes().len() as f64 / seconds);
+        }
+    }
+
+    /// Bytes per second of the fastest pass; 0 before the first.
+    pub fn bytes_per_second(&self) -> f64 {
+        self.best
+    }
+}
+
+/// Loads every byte. Sixteen sums, so that no load waits for another's sum.
+fn read(bytes: &[u8]) {
+    let mut sums = [0u64; 16];
+    for line in bytes.as_chunks::<128>().0 {
+        for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
+            *sum ^= u64::from_le_bytes(*word);
+        }
+    }
+    black_box(sums);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_best_pass_counts() {
+        let mut rate = MemoryRate::new(3 << 20).unwrap();
+        assert_eq!(rate.bytes_per_second(), 0.0);
+        let pool = ComputePool::new(2);
+        rate.measure(&pool);
+        let first = rate.bytes_per_second();
+        rate.measure(&pool);
+        assert!(first > 0.0 && rate.bytes_per_second() >= first && first.is_finite());
+    }
+}
