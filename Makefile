@@ -61,7 +61,7 @@ bench-peer: model build ## decode and prompt speed beside llama-server, in one r
 	$(PYTHON) benches/compare_llama_server.py --strata $(STRATA) --model $(MODEL)
 
 # Takes what peers.py takes: make bench-peers RACE='--only 8b-decode --rounds 3'
-bench-peers: model build ## the table of ratios to llama.cpp, mistral.rs and the memory's rate (builds the peers: some minutes)
+bench-peers: model build ## build llama.cpp for this machine; the table of ratios to the peers
 	$(PYTHON) benches/peers.py --strata $(STRATA) --vocabulary $(MODEL) $(RACE)
 
 clean-demo: ## remove the model, the downloads, the peers and the demo's log

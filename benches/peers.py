@@ -57,7 +57,7 @@ ROWS = [
     Row("batch-4", "1.1B Q4_K_M, 4 sequences in a step", BATCH, tokens=32, sequences=4, depth=16, peer_bar=2.0),
     Row("batch-8", "1.1B Q4_K_M, 8 sequences in a step", BATCH, tokens=32, sequences=8, depth=16, peer_bar=2.0),
     *(
-        Row(kind.removesuffix("_m"), f"1.1B {kind.upper()}, decode", f"{CARD}-{kind}", peers=(), limit_bar=0.75)
+        Row(kind.replace("_m", ""), f"1.1B {kind.upper()}, decode", f"{CARD}-{kind}", peers=(), limit_bar=0.75)
         for kind in ("q8_0", "q6_k", "q5_k_m", "q4_0", "q4_1", "q5_0")
     ),
     Row("smollm2-decode", "SmolLM2 135M Q4_1, decode", SMALL, peer_bar=1.2),

@@ -147,9 +147,9 @@ def _build(name, source, build, cmake, ninja):
     say(f"building {name}: some minutes; its output goes to {os.path.relpath(log)}")
     jobs = str(os.cpu_count() or 1)
     configure = [cmake, "-S", source, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}", *CMAKE_FLAGS]
-    make = [cmake, "--build", build, "-j", jobs, "--target", *PROGRAMS]
+    makes = [[cmake, "--build", build, "-j", jobs, "--target", program] for program in PROGRAMS]
     with open(log, "w") as out:
-        for command in (configure, make):
+        for command in [configure, *makes]:
             # A session of its own, so that an interrupt ends the compilers below ninja too.
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
             try:
