@@ -28,6 +28,7 @@ from wheels import ROOT, Problem, locked, require_free_space, say  # noqa: E402
 
 SMALL, LARGE = "smollm2", "llama-3.1-8b"
 CARD = "tinyllama-1.1b"
+VOCABULARY_SIZE = 49152
 # What `quantisation` of the card is set to, and about the size of the file that it gives.
 TYPES = {
     "q4_k_m": 700 << 20,
@@ -95,16 +96,29 @@ def synthesised(strata, vocabulary, name, card, bytes_expected):
     return path
 
 
+def with_values(card, values):
+    """The text of a shape card with other values of some keys."""
+    lines = card.split("\n")
+    for key, value in values.items():
+        places = [index for index, line in enumerate(lines) if line.split("=")[0].strip() == key]
+        if len(places) != 1:
+            raise Problem(f"the shape card sets {key} {len(places)} times, not once")
+        lines[places[0]] = f"{key} = {value}"
+    return "\n".join(lines)
+
+
 def model_file(strata, vocabulary, name):
     if name == SMALL:
         return vocabulary
-    card, _, kind = name.partition("-q") if name != LARGE else (LARGE, "", "")
+    card = LARGE if name == LARGE else CARD
     with open(os.path.join(ROOT, "models", f"{card}.toml")) as file:
         text = file.read()
-    if kind:
-        lines = [f'quantisation = "q{kind}"' if line.startswith("quantisation") else line for line in text.split("\n")]
-        text = "\n".join(lines)
-    return synthesised(strata, vocabulary, name, text, TYPES["q" + kind] if kind else LARGE_BYTES)
+    if card == LARGE:
+        return synthesised(strata, vocabulary, name, text, LARGE_BYTES)
+    kind = name[len(CARD) + 1 :]
+    # SmolLM2's vocabulary is larger than the card's.
+    text = with_values(text, {"quantisation": f'"{kind}"', "vocabulary_size": VOCABULARY_SIZE})
+    return synthesised(strata, vocabulary, name, text, TYPES[kind])
 
 
 def chosen_rows(only):
