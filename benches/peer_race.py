@@ -1,20 +1,24 @@
 """Run strata and its peers in turns on one file. Used by peers.py, which says which rows there are.
 
-Each competitor is one process for each round: it loads the file, warms up, measures, prints JSON and ends. So nothing of
-one is left in memory, or spins, while another is measured.
+strata and llama.cpp are one process for each round: it loads the file, warms up, measures, prints JSON and ends. So
+nothing of one spins, or is left in memory, while another is measured. mistral.rs, which loads slowly, stays for a row.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from dataclasses import dataclass
 
 from build_peers import MISTRAL
 from wheels import Problem, say
 
-# The longest single measurement is a prompt of 512 on an 8B model, minutes on a slow machine.
+# The longest single measurement and the slowest load are minutes on a slow machine.
 LIMIT_SECONDS = 1200
+MISTRAL_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer_mistral.py")
 # Tokens of the run before the first counted round; it is there for the page cache.
 WARM_UP_TOKENS = 4
 # llama-bench loads the file once for all lengths that it is given: this one comes first and touches all the weights,
@@ -60,7 +64,8 @@ class Competitors:
         """Let strata do something that is not measured."""
         self._output([self.strata, *arguments])
 
-    def of(self, row):
+    @contextlib.contextmanager
+    def of(self, row, model):
         """{name: function of (row, model, tokens)} that gives an object with `tokens_per_second`"""
         chosen = {"strata": self._strata}
         if "llama.cpp" in row.peers:
@@ -68,8 +73,12 @@ class Competitors:
             chosen["llama.cpp, repacked"] = lambda *task: bench(*task, repack=True)
             chosen["llama.cpp, as in the file"] = lambda *task: bench(*task, repack=False)
         if "mistral.rs" in row.peers:
-            chosen[f"mistral.rs {MISTRAL[1]}"] = self._mistral
-        return chosen
+            with self._mistral_server(model) as path:
+                command = [sys.executable, MISTRAL_PROGRAM, "ask", path]
+                chosen[f"mistral.rs {MISTRAL[1]}"] = lambda _row, _model, tokens: self._json_of([*command, str(tokens)])
+                yield chosen
+        else:
+            yield chosen
 
     def _strata(self, row, model, tokens):
         command = [self.strata, "bench", row.kind, model, "--threads", self.threads, "--tokens", str(tokens)]
@@ -94,13 +103,29 @@ class Competitors:
         answer = self._json_of(command + ([] if repack else ["--no-repack"]))
         return {"tokens_per_second": answer["speed_tg"]}
 
-    def _mistral(self, _row, model, tokens):
-        worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer_mistral.py")
-        environment = dict(os.environ, PYTHONPATH=self.mistral_folder)
-        return self._json_of([sys.executable, worker, model, self.threads, str(tokens)], environment)
+    @contextlib.contextmanager
+    def _mistral_server(self, model):
+        """Gives the socket on which mistral.rs answers, once it has loaded the file."""
+        with tempfile.TemporaryDirectory(prefix="peers-") as folder, open(self.log, "a") as log:
+            path = os.path.join(folder, "socket")
+            command = [sys.executable, MISTRAL_PROGRAM, "serve", path, model, self.threads]
+            environment = dict(os.environ, PYTHONPATH=self.mistral_folder)
+            say("  mistral.rs loads the file")
+            server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
+            try:
+                end = time.monotonic() + LIMIT_SECONDS
+                while not os.path.exists(path):
+                    if server.poll() is not None or time.monotonic() > end:
+                        raise Problem(f"mistral.rs could not load {os.path.basename(model)}: see {self.log}")
+                    time.sleep(0.2)
+                yield path
+            finally:
+                server.kill()
+                server.wait()
+                server.stdin.close()
 
-    def _json_of(self, command, environment=None, opening="{"):
-        output = self._output(self.prefix + command, environment)
+    def _json_of(self, command, opening="{"):
+        output = self._output(self.prefix + command)
         # Some print other lines before it.
         start = 0 if output.startswith(opening) else output.find("\n" + opening) + 1
         try:
@@ -108,12 +133,11 @@ class Competitors:
         except ValueError:
             raise Problem(f"{_shown(command)} printed no figures: see {self.log}") from None
 
-    def _output(self, command, environment=None):
+    def _output(self, command):
         try:
             # On a time-out or an interrupt this ends the process and waits for it.
             done = subprocess.run(
                 command,
-                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -148,22 +172,23 @@ def available_bytes():
 
 def race(row, model, competitors, rounds):
     """{name: {"rounds": [tokens/s]}}; of strata also the rate of RAM and the bytes of a step."""
-    asked = competitors.of(row)
-    results = {name: {"rounds": []} for name in asked}
-    for number in range(-1, rounds):
-        names = list(asked) if number % 2 == 0 else list(asked)[::-1]
-        shown = []
-        for name in names:
-            tokens = row.tokens if number >= 0 else min(row.tokens, WARM_UP_TOKENS)
-            answer = asked[name](row, model, tokens)
-            shown.append(f"{name} {answer['tokens_per_second']:.2f}")
-            if number < 0:
-                continue
-            results[name]["rounds"].append(answer["tokens_per_second"])
-            if name == "strata":
-                results[name]["bytes_per_step"] = answer["bytes_per_step"]
-                results[name]["instruction_set"] = answer["instruction_set"]
-                rates = results[name].setdefault("ram_read_bytes_per_second", [])
-                rates.append(answer["ram_read_bytes_per_second"])
-        say(f"  {'warm-up' if number < 0 else f'round {number + 1}'}: {'; '.join(shown)}")
+    with competitors.of(row, model) as asked:
+        results = {name: {"rounds": []} for name in asked}
+        for number in range(-1, rounds):
+            shown = []
+            for name in list(asked) if number % 2 == 0 else list(asked)[::-1]:
+                answer = asked[name](row, model, row.tokens if number >= 0 else min(row.tokens, WARM_UP_TOKENS))
+                shown.append(f"{name} {answer['tokens_per_second']:.2f}")
+                if number >= 0:
+                    _add(results[name], answer)
+            say(f"  {'warm-up' if number < 0 else f'round {number + 1}'}: {'; '.join(shown)}")
     return results
+
+
+def _add(result, answer):
+    result["rounds"].append(answer["tokens_per_second"])
+    # What only strata tells.
+    if "bytes_per_step" in answer:
+        result["bytes_per_step"] = answer["bytes_per_step"]
+        result["instruction_set"] = answer["instruction_set"]
+        result.setdefault("ram_read_bytes_per_second", []).append(answer["ram_read_bytes_per_second"])
