@@ -44,11 +44,14 @@ class Line:
         )
 
 
-def assess(row, results):
+def memory_rate(results):
+    """The best rate that any round of the whole run saw: in a disturbed row less would flatter."""
+    return max(rate for result in results.values() for rate in result["strata"]["ram_read_bytes_per_second"])
+
+
+def assess(row, results, memory):
     """The lines of one row: beside the memory's limit, beside the best peer, or both."""
     ours = statistics.median(results["strata"]["rounds"])
-    # The best rate that any round saw is what the memory can do; less would flatter.
-    memory = max(results["strata"]["ram_read_bytes_per_second"])
     limit = memory / results["strata"]["bytes_per_step"] * row.sequences
     lines = []
     if row.limit_bar:
@@ -74,9 +77,8 @@ def _processor():
 
 
 def _facts(arguments, results):
-    strata = [result["strata"] for result in results.values()]
-    memory = max(rate for result in strata for rate in result["ram_read_bytes_per_second"])
-    sets = sorted({result["instruction_set"] for result in strata})
+    memory = memory_rate(results)
+    sets = sorted({result["strata"]["instruction_set"] for result in results.values()})
     today = datetime.date.today().isoformat()
     return [
         f"{today}; {_processor()}; strata computes with {', '.join(sets)}",

@@ -23,7 +23,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 from build_peers import PEERS, end_on_sigterm, llama_cpp, mistral_rs  # noqa: E402
 from peer_race import Competitors, Row, available_bytes, race  # noqa: E402
-from peer_table import assess, write_json, write_markdown, write_text  # noqa: E402
+from peer_table import assess, memory_rate, write_json, write_markdown, write_text  # noqa: E402
 from wheels import ROOT, Problem, locked, require_free_space, say  # noqa: E402
 
 SMALL, LARGE = "smollm2", "llama-3.1-8b"
@@ -147,7 +147,6 @@ def run(arguments):
     vocabulary = os.path.abspath(arguments.vocabulary)
     # All files first: a full disk shows before hours are spent.
     paths = {row.model: model_file(competitors, vocabulary, row.model) for row in rows}
-    lines = []
     results = {}
     for row in rows:
         size = os.path.getsize(paths[row.model])
@@ -158,7 +157,8 @@ def run(arguments):
             )
         say(f"{row.work} ({os.path.basename(paths[row.model])}, {size / 1e9:.2f} GB)")
         results[row.name] = race(row, paths[row.model], competitors, arguments.rounds)
-        lines += assess(row, results[row.name])
+        memory = memory_rate(results)
+        lines = [line for done in rows if done.name in results for line in assess(done, results[done.name], memory)]
         # After each row, so that an interrupted run leaves what it has.
         write_json(arguments, results, lines, os.path.join(PEERS, "peers.json"))
     write_text(arguments, results, lines)
