@@ -1,7 +1,7 @@
 # The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-checks model build demo serve test lint bench-peer clean-demo
+.PHONY: help setup setup-checks model build demo serve test lint bench-peer bench-peers clean-demo
 
 PYTHON ?= python3
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -60,5 +60,9 @@ lint: setup-checks ## formatting, clippy and, where they are installed, cargo-de
 bench-peer: model build ## decode and prompt speed beside llama-server, in one run
 	$(PYTHON) benches/compare_llama_server.py --strata $(STRATA) --model $(MODEL)
 
-clean-demo: ## remove the model, the downloads and the demo's log
+# Takes what peers.py takes: make bench-peers RACE='--only 8b-decode --rounds 3'
+bench-peers: model build ## build llama.cpp for this machine; the table of ratios to the peers
+	$(PYTHON) benches/peers.py --strata $(STRATA) --vocabulary $(MODEL) $(RACE)
+
+clean-demo: ## remove the model, the downloads, the peers and the demo's log
 	rm -rf $(MODEL) $(MODEL).partial $(TARGET)/downloads $(TARGET)/demo $(TARGET)/pip $(TARGET)/peers

