@@ -7,7 +7,7 @@
 //! Shapes: `width` tokens in a step; activations are f32 tensors `[width, columns]`; a weight matrix is
 //! `[rows, columns]` and maps `[width, columns]` to `[width, rows]`.
 
-use super::matrix::{Matrix, ModelError, Tensors, dequantise, linear, pass_by, with_values};
+use super::matrix::{Matrix, ModelError, Tensors, dequantise, multiply, pass_by, with_values};
 use super::{Batch, Model, Run, StepError};
 use crate::gguf::{Gguf, Hyperparameters, RopeScaling};
 use crate::kernels::{
@@ -162,11 +162,17 @@ impl Model for Llama {
         for (index, layer) in self.layers.iter().enumerate() {
             // Attention: a token looks at itself and at what came before it in its sequence.
             let h = rms_norm(&x, &layer.attention_norm, epsilon)?;
-            let (mut query, mut key, value) = with_values(&h, |h| {
+            let mut query = vec![0.0; width * layer.query.rows];
+            let mut key = vec![0.0; width * layer.key.rows];
+            let mut value = vec![0.0; width * layer.value.rows];
+            with_values(&h, |h| {
                 let h = Activations::new(h, width, layer.query.columns);
-                let query = linear(&mut pass, pool, &layer.query, &h)?;
-                let key = linear(&mut pass, pool, &layer.key, &h)?;
-                Ok((query, key, linear(&mut pass, pool, &layer.value, &h)?))
+                let products = [
+                    (&layer.query, &mut *query),
+                    (&layer.key, &mut *key),
+                    (&layer.value, &mut *value),
+                ];
+                multiply(&mut pass, pool, &h, products)
             })?;
             let shape = *kv.shape(index);
             let pairs = RopePairs::Interleaved;
@@ -189,20 +195,29 @@ impl Model for Llama {
             store(kv, index, batch, &key, &value);
             let attended = attend(pool, kv, index, batch, &query);
             let attended = Activations::new(&attended, width, layer.output.columns);
-            let attended = linear(&mut pass, pool, &layer.output, &attended)?;
-            x = add(x, attended)?;
+            let mut projected = vec![0.0; width * layer.output.rows];
+            multiply(
+                &mut pass,
+                pool,
+                &attended,
+                [(&layer.output, &mut *projected)],
+            )?;
+            x = add(x, projected)?;
 
             // Feed-forward: down(silu(gate x) * up x).
             let h = rms_norm(&x, &layer.feed_forward_norm, epsilon)?;
-            let (mut gate, up) = with_values(&h, |h| {
+            let mut gate = vec![0.0; width * layer.gate.rows];
+            let mut up = vec![0.0; width * layer.up.rows];
+            with_values(&h, |h| {
                 let h = Activations::new(h, width, layer.gate.columns);
-                let gate = linear(&mut pass, pool, &layer.gate, &h)?;
-                Ok((gate, linear(&mut pass, pool, &layer.up, &h)?))
+                let products = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
+                multiply(&mut pass, pool, &h, products)
             })?;
             silu_mul(pool, &mut gate, &up);
             let inner = Activations::new(&gate, width, layer.down.columns);
-            let inner = linear(&mut pass, pool, &layer.down, &inner)?;
-            x = add(x, inner)?;
+            let mut projected = vec![0.0; width * layer.down.rows];
+            multiply(&mut pass, pool, &inner, [(&layer.down, &mut *projected)])?;
+            x = add(x, projected)?;
         }
 
         // Logits, for the tokens whose successor is wanted.
@@ -214,9 +229,10 @@ impl Model for Llama {
             let rows = Tensor::new(wanted.as_slice(), &Device::Cpu)?;
             let x = x.index_select(&rows, 0)?;
             let h = rms_norm(&x, &self.output_norm, epsilon)?;
-            let all = with_values(&h, |h| {
+            let mut all = vec![0.0; wanted.len() * self.head.rows];
+            with_values(&h, |h| {
                 let h = Activations::new(h, wanted.len(), self.head.columns);
-                linear(&mut pass, pool, &self.head, &h)
+                multiply(&mut pass, pool, &h, [(&self.head, &mut *all)])
             })?;
             logits = rows_of(all, self.head.rows);
         }
