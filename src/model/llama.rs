@@ -11,7 +11,7 @@ use super::matrix::{Matrix, ModelError, Tensors, dequantise, multiply, pass_by, 
 use super::{Batch, Model, Run, StepError};
 use crate::gguf::{Gguf, Hyperparameters, RopeScaling};
 use crate::kernels::{
-    Activations, AttentionShape, AttentionToken, ComputePool, PAGE_TOKENS, PageView, RopePairs,
+    Activations, AttentionRun, AttentionShape, ComputePool, PAGE_TOKENS, PageView, RopePairs,
     RopeTable, attention, rope, silu_mul, store_kv,
 };
 use crate::kv_cache::KvStore;
@@ -92,6 +92,7 @@ impl Llama {
                 kv_heads: kv_heads as usize,
                 key_length: key_length as usize,
                 value_length: value_length as usize,
+                window: None,
             });
         }
         let embedding = tensors.matrix("token_embd.weight", vocabulary, hidden, None)?;
@@ -250,7 +251,7 @@ fn rows_of(all: Vec<f32>, length: usize) -> Vec<Vec<f32>> {
 }
 
 // As the plan's scratch counts them.
-const _: () = assert!(size_of::<PageView<'_>>() == 24 && size_of::<AttentionToken<'_>>() == 24);
+const _: () = assert!(size_of::<PageView<'_>>() == 24 && size_of::<AttentionRun<'_>>() == 24);
 
 /// The position of every token of the step.
 fn positions(batch: &Batch<'_>) -> Vec<u32> {
@@ -298,18 +299,19 @@ fn attend(
     let shape = kv.shape(layer);
     let pages_of = |run: &Run<'_>| run.pages.iter().map(|&page| kv.page(layer, page)).collect();
     let pages: Vec<Vec<PageView<'_>>> = batch.runs.iter().map(pages_of).collect();
-    let tokens: Vec<AttentionToken<'_>> = batch
+    let runs: Vec<AttentionRun<'_>> = batch
         .runs
         .iter()
         .zip(&pages)
-        .flat_map(|(run, pages)| {
-            (run.position..run.position + run.tokens.len() as u32)
-                .map(move |position| AttentionToken { pages, position })
+        .map(|(run, pages)| AttentionRun {
+            pages,
+            position: run.position,
+            tokens: run.tokens.len() as u32,
         })
         .collect();
-    let mut out = vec![0.0; tokens.len() * shape.heads * shape.value_length];
+    let mut out = vec![0.0; batch.width() * shape.heads * shape.value_length];
     let scale = 1.0 / (shape.key_length as f32).sqrt();
-    attention(pool, shape, scale, query, &tokens, &mut out);
+    attention(pool, shape, scale, query, &runs, &mut out);
     out
 }
 
