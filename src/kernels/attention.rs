@@ -15,10 +15,6 @@
 //! The loops serve many *rows* at once, a row being one head of one token: the rows of a *tile*, some consecutive tokens
 //! of a run and the heads that share a KV head, read each page together. A block of rows, as many as the registers hold
 //! sums for, takes each element that it loads.
-#![expect(
-    clippy::needless_range_loop,
-    reason = "an index keeps several arrays in step"
-)]
 
 use std::sync::Mutex;
 
@@ -408,18 +404,16 @@ fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, rows: &mut Rows) {
         }
         let page_keys = shape.keys(elements, task.kv_head).as_chunks().0;
         let page_values = shape.values(elements, task.kv_head);
-        if const { E::IS_NARROW } {
-            if is_whole && is_one_block {
-                // A single block is soon done with a page: memory has to be at work on the next one meanwhile.
-                if let Some(next) = tile.pages.get(page + 1)
-                    && let Some(next) = E::view(*next)
-                {
-                    simd::prefetch(shape.keys(next, task.kv_head));
-                    simd::prefetch(shape.values(next, task.kv_head));
-                }
-                add_page::<L, E>(rows, page_keys, page_values);
-                continue;
+        if const { E::IS_NARROW } && is_whole && is_one_block {
+            // A single block is soon done with a page: memory has to be at work on the next one meanwhile.
+            if let Some(next) = tile.pages.get(page + 1)
+                && let Some(next) = E::view(*next)
+            {
+                simd::prefetch(shape.keys(next, task.kv_head));
+                simd::prefetch(shape.values(next, task.kv_head));
             }
+            add_page::<L, E>(rows, page_keys, page_values);
+            continue;
         }
         for (to, from) in keys.iter_mut().zip(page_keys) {
             convert::<L, E>(to, from);
@@ -483,10 +477,8 @@ fn add_page<L: Lanes, E: Element>(rows: &mut Rows, keys: &[[E; PAGE_TOKENS]], va
         let count = block_rows::<L>(rows.count - first);
         let queries = &rows.queries[first * keys.len()..(first + count) * keys.len()];
         let out = &mut rows.weights[first..first + count];
-        if const { L::REGISTERS >= 32 } {
-            if count == 12 {
-                scores::<L, E, 12>(queries, keys, out);
-            }
+        if const { L::REGISTERS >= 32 } && count == 12 {
+            scores::<L, E, 12>(queries, keys, out);
         }
         if const { L::REGISTERS >= 8 } {
             match count {
@@ -513,10 +505,8 @@ fn add_page<L: Lanes, E: Element>(rows: &mut Rows, keys: &[[E; PAGE_TOKENS]], va
         if slots.iter().any(|other| *other != slots[0]) {
             count = 1;
         }
-        if const { L::REGISTERS >= 32 } {
-            if count == 12 {
-                add_values::<L, E, 12>(rows, first, values);
-            }
+        if const { L::REGISTERS >= 32 } && count == 12 {
+            add_values::<L, E, 12>(rows, first, values);
         }
         if const { L::REGISTERS >= 8 } {
             match count {
