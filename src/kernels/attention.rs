@@ -5,21 +5,26 @@
 //! [kv_heads][PAGE_TOKENS][value_length]. With keys laid out like this the scores of all positions of a page are made
 //! side by side, with no sum across lanes.
 //!
-//! A token attends to positions 0 to its own, reading pages in order of position, those of its own step included, at
-//! the pages' precision. For each page: scores (two partial sums, over even and odd key elements, then added), their
-//! maximum, e^(score - maximum so far), the sum of these over positions i and i + 16, then as lanes are summed; sums so
-//! far are scaled when the maximum grows; then the page's values are added one position after another. Nothing depends
-//! on other tokens, so neither company nor chunking changes a result.
-#![expect(
-    clippy::needless_range_loop,
-    reason = "an index keeps several arrays in step"
-)]
+//! A token attends to the positions up to its own, or to the last `window` of them, reading pages in order of position,
+//! those of its own step included, at the pages' precision. For each page: scores (two partial sums, over even and odd
+//! key elements, then added), the maximum of those that it attends to, e^(score - maximum so far), the sum of these over
+//! positions i and i + 16, then as lanes are summed; sums so far are scaled when the maximum grows; then the page's values
+//! are added one position after another. A page without a position that the token attends to is passed by. Nothing
+//! depends on other tokens, so neither company nor chunking changes a result.
+//!
+//! The loops serve many *rows* at once, a row being one head of one token: the rows of a *tile*, some consecutive tokens
+//! of a run and the heads that share a KV head, read each page together. A block of rows, as many as the registers hold
+//! sums for, takes each element that it loads.
 
 use std::sync::Mutex;
 
 use super::ComputePool;
 use super::half_floats::f32_to_f16;
 use super::simd::{self, Lanes};
+
+/// Rows of a tile, about: so many that making f32 of a page is little beside using it, so few that what belongs to them
+/// stays in the nearest caches.
+const TILE_ROWS: usize = 48;
 
 /// Positions in a page.
 pub const PAGE_TOKENS: usize = 32;
@@ -34,6 +39,8 @@ pub struct AttentionShape {
     pub key_length: usize,
     /// Elements of a value head.
     pub value_length: usize,
+    /// How many positions a token attends to, its own included; `None` for all.
+    pub window: Option<u32>,
 }
 
 impl AttentionShape {
@@ -81,6 +88,9 @@ pub enum PageViewMut<'a> {
 
 /// What a page is made of. The same arithmetic serves both: elements become f32 when they are loaded.
 trait Element: Copy + Default {
+    /// Whether loading one as f32 is work.
+    const IS_NARROW: bool;
+
     fn of(value: f32) -> Self;
     fn load<L: Lanes>(from: &[Self; 16]) -> L;
     /// `None` where the page is made of other elements.
@@ -88,6 +98,8 @@ trait Element: Copy + Default {
 }
 
 impl Element for u16 {
+    const IS_NARROW: bool = true;
+
     fn of(value: f32) -> u16 {
         f32_to_f16(value)
     }
@@ -106,6 +118,8 @@ impl Element for u16 {
 }
 
 impl Element for f32 {
+    const IS_NARROW: bool = false;
+
     fn of(value: f32) -> f32 {
         value
     }
@@ -123,12 +137,14 @@ impl Element for f32 {
     }
 }
 
-/// One query token: where its sequence's pages are, in order of position, and its own position.
+/// Consecutive query tokens of one sequence: where its pages are, in order of position, and the position of the first
+/// token.
 #[derive(Clone, Copy, Debug)]
-pub struct AttentionToken<'a> {
-    /// At least `position / PAGE_TOKENS + 1` pages of this layer.
+pub struct AttentionRun<'a> {
+    /// Of this layer, up to the page of the last token.
     pub pages: &'a [PageView<'a>],
     pub position: u32,
+    pub tokens: u32,
 }
 
 /// Writes the key and value of one position into its page. `key` is [kv_heads, key_length], `value`
@@ -181,21 +197,22 @@ fn store<E: Element>(
     }
 }
 
-/// out = softmax(scale * queries * keys) * values. `queries` is [width, heads, key_length], `out`
-/// [width, heads, value_length].
+/// out = softmax(scale * queries * keys) * values, for the tokens of all runs, one run after another. `queries` is
+/// [width, heads, key_length], `out` [width, heads, value_length].
 ///
 /// # Panics
-/// When shapes do not agree or a token has too few pages.
+/// When shapes do not agree or a run has too few pages.
 pub fn attention(
     pool: &ComputePool,
     shape: &AttentionShape,
     scale: f32,
     queries: &[f32],
-    tokens: &[AttentionToken<'_>],
+    runs: &[AttentionRun<'_>],
     out: &mut [f32],
 ) {
-    let width = tokens.len();
+    let width: usize = runs.iter().map(|run| run.tokens as usize).sum();
     assert!(shape.heads.is_multiple_of(shape.kv_heads), "{shape:?}");
+    assert!(shape.window != Some(0), "a token attends to itself");
     assert_eq!(
         queries.len(),
         width * shape.heads * shape.key_length,
@@ -206,160 +223,409 @@ pub fn attention(
         width * shape.heads * shape.value_length,
         "{width} outputs"
     );
-    for token in tokens {
-        let needed = token.position as usize / PAGE_TOKENS + 1;
+    let group = shape.heads / shape.kv_heads;
+    let tile_tokens = (TILE_ROWS / group).max(1);
+    let mut tiles = Vec::new();
+    let mut first_token = 0;
+    for run in runs {
+        let end = run.position as usize + run.tokens as usize;
         assert!(
-            token.pages.len() >= needed,
-            "position {} in {} pages",
-            token.position,
-            token.pages.len()
+            run.pages.len() >= end.div_ceil(PAGE_TOKENS),
+            "{end} positions in {} pages",
+            run.pages.len()
         );
-        for page in &token.pages[..needed] {
+        for page in run.pages {
             assert_eq!(page.len(), shape.page_elements(), "elements of a page");
         }
+        for start in (0..run.tokens as usize).step_by(tile_tokens) {
+            let tokens = tile_tokens.min(run.tokens as usize - start);
+            tiles.push(Tile {
+                pages: run.pages,
+                position: run.position as usize + start,
+                first_token: first_token + start,
+                tokens,
+            });
+        }
+        first_token += run.tokens as usize;
     }
     if shape.value_length == 0 {
         return;
     }
     let set = pool.instruction_set();
-    let in_f32 = tokens
+    let in_f32 = runs
         .iter()
-        .any(|token| matches!(token.pages, [PageView::F32(_), ..]));
-    let group = shape.heads / shape.kv_heads;
-    // One item for each token and KV head. The lock of an item is taken once, by the thread that has it.
-    let items: Vec<_> = out
+        .any(|run| matches!(run.pages, [PageView::F32(_), ..]));
+    // The lock of a token's outputs is taken once for each KV head, by the thread that has its tile.
+    let outputs: Vec<_> = out
         .chunks_mut(group * shape.value_length)
         .map(Mutex::new)
         .collect();
-    pool.run(items.len(), &|index| {
-        let Ok(mut out) = items[index].lock() else {
-            return;
-        };
-        let (t, kv_head) = (index / shape.kv_heads, index % shape.kv_heads);
-        let first = (t * shape.heads + kv_head * group) * shape.key_length;
-        let queries = &queries[first..first + group * shape.key_length];
+    // The last tiles of a run read most: they are begun first, so that no thread is left with one at the end.
+    pool.run(tiles.len() * shape.kv_heads, &|index| {
+        let tile = &tiles[tiles.len() - 1 - index / shape.kv_heads];
+        let kv_head = index % shape.kv_heads;
         let task = Task {
             shape,
             scale,
-            token: tokens[t],
+            tile,
             kv_head,
+            queries,
         };
+        let mut rows = Rows::new(shape, tile);
         match in_f32 {
-            true => attend_f32(set, &task, queries, &mut out),
-            false => attend_f16(set, &task, queries, &mut out),
+            true => attend_f32(set, &task, &mut rows),
+            false => attend_f16(set, &task, &mut rows),
+        }
+        let mut done = rows.sums.chunks_exact(rows.stride);
+        for token in tile.first_token..tile.first_token + tile.tokens {
+            let Ok(mut out) = outputs[token * shape.kv_heads + kv_head].lock() else {
+                return;
+            };
+            let heads = out.chunks_exact_mut(shape.value_length);
+            for (out, sums) in heads.zip(&mut done) {
+                out.copy_from_slice(&sums[..shape.value_length]);
+            }
         }
     });
 }
 
-/// What the query heads of one token that share a KV head have in common.
+/// Consecutive tokens of a run.
+struct Tile<'a> {
+    pages: &'a [PageView<'a>],
+    /// Of the first token.
+    position: usize,
+    /// The first token's place in the step.
+    first_token: usize,
+    tokens: usize,
+}
+
+/// What belongs to the rows of a tile, for one KV head: head by head for each token.
+struct Rows {
+    count: usize,
+    /// Scaled queries, [key_length][n] for each block of n rows.
+    queries: Vec<f32>,
+    /// Sums of values by their weights, `stride` for each row: whole vectors, of which the padding stays zero.
+    sums: Vec<f32>,
+    stride: usize,
+    /// For each row: the largest score so far.
+    largest: Vec<f32>,
+    /// For each row: the sum of weights so far.
+    total: Vec<f32>,
+    /// Scores, then weights, of the page at hand.
+    weights: Vec<[f32; PAGE_TOKENS]>,
+    /// For each row: what sums so far are scaled with.
+    decay: Vec<f32>,
+    /// For each row: the slots of the page at hand that it attends to.
+    slots: Vec<(usize, usize)>,
+}
+
+/// Rows that are computed together where `left` are left: no block is much smaller than the others.
+#[inline(always)]
+fn block_rows<L: Lanes>(left: usize) -> usize {
+    match left {
+        // No registers to fill: one loop does.
+        _ if L::REGISTERS < 8 => 1,
+        1..=4 => left,
+        5 => 3,
+        7 | 8 => 4,
+        12.. if L::REGISTERS >= 32 => 12,
+        _ => 6,
+    }
+}
+
+impl Rows {
+    fn new(shape: &AttentionShape, tile: &Tile<'_>) -> Rows {
+        let count = tile.tokens * (shape.heads / shape.kv_heads);
+        let stride = shape.value_length.next_multiple_of(16);
+        Rows {
+            count,
+            queries: vec![0.0; count * shape.key_length],
+            sums: vec![0.0; count * stride],
+            stride,
+            largest: vec![f32::NEG_INFINITY; count],
+            total: vec![0.0; count],
+            weights: vec![[0.0; PAGE_TOKENS]; count],
+            decay: vec![1.0; count],
+            slots: vec![(0, 0); count],
+        }
+    }
+}
+
+/// What the rows of a tile read: one KV head of the pages of their run.
 struct Task<'a> {
     shape: &'a AttentionShape,
     scale: f32,
-    token: AttentionToken<'a>,
+    tile: &'a Tile<'a>,
     kv_head: usize,
+    /// Of the whole step.
+    queries: &'a [f32],
 }
 
 simd::vectorised! {
-    fn attend_f16(task: &Task<'_>, queries: &[f32], out: &mut [f32]) => attend_f16_on
+    fn attend_f16(task: &Task<'_>, rows: &mut Rows) => attend_f16_on
 }
 
 simd::vectorised! {
-    fn attend_f32(task: &Task<'_>, queries: &[f32], out: &mut [f32]) => attend_f32_on
+    fn attend_f32(task: &Task<'_>, rows: &mut Rows) => attend_f32_on
 }
 
 #[inline(always)]
-fn attend_f16_on<L: Lanes>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
-    attend_on::<L, u16>(task, queries, out);
+fn attend_f16_on<L: Lanes>(task: &Task<'_>, rows: &mut Rows) {
+    attend_on::<L, u16>(task, rows);
 }
 
 #[inline(always)]
-fn attend_f32_on<L: Lanes>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
-    attend_on::<L, f32>(task, queries, out);
+fn attend_f32_on<L: Lanes>(task: &Task<'_>, rows: &mut Rows) {
+    attend_on::<L, f32>(task, rows);
 }
 
 #[inline(always)]
-fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, queries: &[f32], out: &mut [f32]) {
-    let mut queries = queries;
-    let mut out = out;
-    let (key_length, value_length) = (task.shape.key_length, task.shape.value_length);
-    // Up to four heads at once read each page once.
-    while !out.is_empty() {
-        let heads = (out.len() / value_length).min(4);
-        let (these_queries, more_queries) = queries.split_at(heads * key_length);
-        let (these_out, more_out) = out.split_at_mut(heads * value_length);
-        match heads {
-            4 => attend_heads::<L, E, 4>(task, these_queries, these_out),
-            3 => attend_heads::<L, E, 3>(task, these_queries, these_out),
-            2 => attend_heads::<L, E, 2>(task, these_queries, these_out),
-            _ => attend_heads::<L, E, 1>(task, these_queries, these_out),
-        }
-        (queries, out) = (more_queries, more_out);
-    }
-}
-
-#[inline(always)]
-fn attend_heads<L: Lanes, E: Element, const H: usize>(
-    task: &Task<'_>,
-    queries: &[f32],
-    out: &mut [f32],
-) {
-    let (key_length, value_length) = (task.shape.key_length, task.shape.value_length);
-    // One key element of all heads after another, scaled.
-    let queries: Vec<[f32; H]> = (0..key_length)
-        .map(|i| std::array::from_fn(|h| queries[h * key_length + i] * task.scale))
-        .collect();
-    // Values in whole vectors; the padding of the last one stays zero.
-    let vectors = value_length.div_ceil(16);
-    let mut sums = vec![[[0.0f32; 16]; H]; vectors];
-    let mut largest = [f32::NEG_INFINITY; H];
-    let mut total = [0.0f32; H];
-    let mut remaining = task.token.position as usize + 1;
-    for page in task.token.pages {
-        if remaining == 0 {
-            break;
-        }
-        let count = remaining.min(PAGE_TOKENS);
-        remaining -= count;
-        let Some(page) = E::view(*page) else {
+fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, rows: &mut Rows) {
+    let Task { shape, tile, .. } = *task;
+    gather_queries::<L>(task, rows);
+    let group = shape.heads / shape.kv_heads;
+    let last = tile.position + tile.tokens - 1;
+    let window = shape.window.map_or(usize::MAX, |window| window as usize);
+    let first = (tile.position + 1).saturating_sub(window);
+    // Loops read whole vectors of values, and several blocks of rows share the work of making f32 of a page.
+    let is_whole = shape.value_length == rows.stride;
+    let is_one_block = block_rows::<L>(rows.count) == rows.count;
+    let mut keys = vec![[0.0; PAGE_TOKENS]; shape.key_length];
+    let mut values = vec![0.0; PAGE_TOKENS * rows.stride];
+    for page in first / PAGE_TOKENS..=last / PAGE_TOKENS {
+        let page_start = page * PAGE_TOKENS;
+        let Some(elements) = E::view(tile.pages[page]) else {
             unreachable!("the pages of a step are of one precision");
         };
-        let scores = scores::<L, E, H>(&queries, task.shape.keys(page, task.kv_head));
-        let mut weights = [[0.0f32; PAGE_TOKENS]; H];
-        let mut decay = [0.0f32; H];
+        for (row, slots) in rows.slots.iter_mut().enumerate() {
+            let end = tile.position + row / group + 1;
+            let slot = |position: usize| position.saturating_sub(page_start).min(PAGE_TOKENS);
+            *slots = (slot(end.saturating_sub(window)), slot(end));
+        }
+        let page_keys = shape.keys(elements, task.kv_head).as_chunks().0;
+        let page_values = shape.values(elements, task.kv_head);
+        if const { E::IS_NARROW } && is_whole && is_one_block {
+            // A single block is soon done with a page: memory has to be at work on the next one meanwhile.
+            if let Some(next) = tile.pages.get(page + 1)
+                && let Some(next) = E::view(*next)
+            {
+                simd::prefetch(shape.keys(next, task.kv_head));
+                simd::prefetch(shape.values(next, task.kv_head));
+            }
+            add_page::<L, E>(rows, page_keys, page_values);
+            continue;
+        }
+        for (to, from) in keys.iter_mut().zip(page_keys) {
+            convert::<L, E>(to, from);
+        }
+        let from = page_values.chunks_exact(shape.value_length);
+        for (to, from) in values.chunks_exact_mut(rows.stride).zip(from) {
+            convert::<L, E>(&mut to[..shape.value_length], from);
+        }
+        add_page::<L, f32>(rows, &keys, &values);
+    }
+    for (sums, total) in rows.sums.chunks_exact_mut(rows.stride).zip(&rows.total) {
+        for sums in sums.as_chunks_mut::<16>().0 {
+            L::load(sums).div(L::splat(*total)).store(sums);
+        }
+    }
+}
+
+/// The tile's queries, scaled, block by block.
+#[inline(always)]
+fn gather_queries<L: Lanes>(task: &Task<'_>, rows: &mut Rows) {
+    let Task { shape, tile, .. } = *task;
+    let group = shape.heads / shape.kv_heads;
+    let mut first = 0;
+    while first < rows.count {
+        let count = block_rows::<L>(rows.count - first);
+        let block = &mut rows.queries[first * shape.key_length..][..count * shape.key_length];
+        for r in 0..count {
+            let token = tile.first_token + (first + r) / group;
+            let head = task.kv_head * group + (first + r) % group;
+            let query = &task.queries[(token * shape.heads + head) * shape.key_length..];
+            for (to, element) in block[r..].iter_mut().step_by(count).zip(query) {
+                *to = element * task.scale;
+            }
+        }
+        first += count;
+    }
+}
+
+/// The same elements as f32.
+#[inline(always)]
+fn convert<L: Lanes, E: Element>(to: &mut [f32], from: &[E]) {
+    let (to, to_rest) = to.as_chunks_mut::<16>();
+    let (from, from_rest) = from.as_chunks::<16>();
+    for (to, from) in to.iter_mut().zip(from) {
+        E::load::<L>(from).store(to);
+    }
+    if !to_rest.is_empty() {
+        let mut padded = [E::default(); 16];
+        padded[..from_rest.len()].copy_from_slice(from_rest);
+        let mut lanes = [0.0; 16];
+        E::load::<L>(&padded).store(&mut lanes);
+        to_rest.copy_from_slice(&lanes[..to_rest.len()]);
+    }
+}
+
+/// What each row takes from one page.
+#[inline(always)]
+fn add_page<L: Lanes, E: Element>(rows: &mut Rows, keys: &[[E; PAGE_TOKENS]], values: &[E]) {
+    let mut first = 0;
+    while first < rows.count {
+        let count = block_rows::<L>(rows.count - first);
+        let queries = &rows.queries[first * keys.len()..(first + count) * keys.len()];
+        let out = &mut rows.weights[first..first + count];
+        if const { L::REGISTERS >= 32 } && count == 12 {
+            scores::<L, E, 12>(queries, keys, out);
+        }
+        if const { L::REGISTERS >= 8 } {
+            match count {
+                6 => scores::<L, E, 6>(queries, keys, out),
+                4 => scores::<L, E, 4>(queries, keys, out),
+                3 => scores::<L, E, 3>(queries, keys, out),
+                2 => scores::<L, E, 2>(queries, keys, out),
+                _ => {}
+            }
+        }
+        if count == 1 {
+            scores::<L, E, 1>(queries, keys, out);
+        }
+        first += count;
+    }
+    for row in 0..rows.count {
+        weigh::<L>(rows, row);
+    }
+    let mut first = 0;
+    while first < rows.count {
+        let mut count = block_rows::<L>(rows.count - first);
+        // At the edges of what tokens see their rows attend to different slots: each then goes alone.
+        let slots = &rows.slots[first..first + count];
+        if slots.iter().any(|other| *other != slots[0]) {
+            count = 1;
+        }
+        if const { L::REGISTERS >= 32 } && count == 12 {
+            add_values::<L, E, 12>(rows, first, values);
+        }
+        if const { L::REGISTERS >= 8 } {
+            match count {
+                6 => add_values::<L, E, 6>(rows, first, values),
+                4 => add_values::<L, E, 4>(rows, first, values),
+                3 => add_values::<L, E, 3>(rows, first, values),
+                2 => add_values::<L, E, 2>(rows, first, values),
+                _ => {}
+            }
+        }
+        if count == 1 {
+            add_values::<L, E, 1>(rows, first, values);
+        }
+        first += count;
+    }
+}
+
+/// The scores of a page's positions for R rows.
+#[inline(always)]
+fn scores<L: Lanes, E: Element, const R: usize>(
+    queries: &[f32],
+    keys: &[[E; PAGE_TOKENS]],
+    out: &mut [[f32; PAGE_TOKENS]],
+) {
+    let queries = queries.as_chunks::<R>().0;
+    // As many sums at once as the registers hold beside what is loaded.
+    if const { 4 * R <= L::REGISTERS * 3 / 4 } {
+        let [even, odd] = partial_scores::<L, E, R, 2, 2>(queries, keys, 0, 0);
+        store_scores(&even[0], &odd[0], out, 0);
+        store_scores(&even[1], &odd[1], out, 1);
+    } else if const { 2 * R <= L::REGISTERS * 3 / 4 } {
+        for half in 0..2 {
+            let [even, odd] = partial_scores::<L, E, R, 1, 2>(queries, keys, half, 0);
+            store_scores(&even[0], &odd[0], out, half);
+        }
+    } else {
+        for half in 0..2 {
+            let [even] = partial_scores::<L, E, R, 1, 1>(queries, keys, half, 0);
+            let [odd] = partial_scores::<L, E, R, 1, 1>(queries, keys, half, 1);
+            store_scores(&even[0], &odd[0], out, half);
+        }
+    }
+}
+
+/// The sums over even (parity 0) or odd key elements, P parities and H halves of the page's positions at once.
+#[inline(always)]
+fn partial_scores<L: Lanes, E: Element, const R: usize, const H: usize, const P: usize>(
+    queries: &[[f32; R]],
+    keys: &[[E; PAGE_TOKENS]],
+    first_half: usize,
+    first_parity: usize,
+) -> [[[L; R]; H]; P] {
+    let mut sums = [[[L::splat(0.0); R]; H]; P];
+    let (keys, last_key) = keys.as_chunks::<2>();
+    let (queries, last_query) = queries.as_chunks::<2>();
+    for (keys, queries) in keys.iter().zip(queries) {
+        for p in 0..P {
+            let halves = keys[first_parity + p].as_chunks::<16>().0;
+            for h in 0..H {
+                let key: L = E::load(&halves[first_half + h]);
+                for r in 0..R {
+                    let query = L::splat(queries[first_parity + p][r]);
+                    sums[p][h][r] = key.mul_add(query, sums[p][h][r]);
+                }
+            }
+        }
+    }
+    if let ([key], [query], 0) = (last_key, last_query, first_parity) {
+        let halves = key.as_chunks::<16>().0;
         for h in 0..H {
-            let [mut low, mut high] = scores[h];
-            if count < PAGE_TOKENS {
-                low = low.first(count.min(16), f32::NEG_INFINITY);
-                high = high.first(count.saturating_sub(16), f32::NEG_INFINITY);
-            }
-            let page_largest = low.max(high).largest();
-            let now = if page_largest > largest[h] {
-                page_largest
-            } else {
-                largest[h]
-            };
-            decay[h] = exp_of::<L>(largest[h] - now);
-            largest[h] = now;
-            let low = simd::exp(low.sub(L::splat(now)));
-            let high = simd::exp(high.sub(L::splat(now)));
-            total[h] = total[h] * decay[h] + low.add(high).sum();
-            let (to_low, to_high) = weights[h].split_at_mut(16);
-            if let ([to_low], [to_high]) = (
-                to_low.as_chunks_mut::<16>().0,
-                to_high.as_chunks_mut::<16>().0,
-            ) {
-                low.store(to_low);
-                high.store(to_high);
+            let key: L = E::load(&halves[first_half + h]);
+            for r in 0..R {
+                sums[0][h][r] = key.mul_add(L::splat(query[r]), sums[0][h][r]);
             }
         }
-        let values = task.shape.values(page, task.kv_head);
-        add_values::<L, E, H>(&mut sums, values, value_length, &weights, &decay, count);
     }
-    for (h, out) in out.chunks_exact_mut(value_length).enumerate() {
-        for (i, out) in out.iter_mut().enumerate() {
-            *out = sums[i / 16][h][i % 16] / total[h];
-        }
+    sums
+}
+
+#[inline(always)]
+fn store_scores<L: Lanes, const R: usize>(
+    even: &[L; R],
+    odd: &[L; R],
+    out: &mut [[f32; PAGE_TOKENS]],
+    half: usize,
+) {
+    for r in 0..R {
+        even[r]
+            .add(odd[r])
+            .store(&mut out[r].as_chunks_mut::<16>().0[half]);
     }
+}
+
+/// From the scores of a row to the weights of the values, and what becomes of its sums so far.
+#[inline(always)]
+fn weigh<L: Lanes>(rows: &mut Rows, row: usize) {
+    let (start, end) = rows.slots[row];
+    rows.decay[row] = 1.0;
+    if start >= end {
+        return;
+    }
+    let weights = &mut rows.weights[row];
+    weights[..start].fill(f32::NEG_INFINITY);
+    weights[end..].fill(f32::NEG_INFINITY);
+    let [low, high] = weights.as_chunks_mut::<16>().0 else {
+        unreachable!("a page has two halves");
+    };
+    let (low_scores, high_scores) = (L::load(low), L::load(high));
+    let page_largest = low_scores.max(high_scores).largest();
+    if page_largest > rows.largest[row] {
+        rows.decay[row] = exp_of::<L>(rows.largest[row] - page_largest);
+        rows.largest[row] = page_largest;
+    }
+    let largest = L::splat(rows.largest[row]);
+    let low_weights = simd::exp(low_scores.sub(largest));
+    let high_weights = simd::exp(high_scores.sub(largest));
+    rows.total[row] = rows.total[row] * rows.decay[row] + low_weights.add(high_weights).sum();
+    low_weights.store(low);
+    high_weights.store(high);
 }
 
 #[inline(always)]
@@ -369,104 +635,73 @@ fn exp_of<L: Lanes>(x: f32) -> f32 {
     lanes[0]
 }
 
-/// The scores of a page's 32 positions, as two vectors for each head.
+/// sums = sums * decay + the page's values by their weights, one position after another, for R rows that attend to the
+/// same slots.
 #[inline(always)]
-fn scores<L: Lanes, E: Element, const H: usize>(queries: &[[f32; H]], keys: &[E]) -> [[L; 2]; H] {
-    let zero = L::splat(0.0);
-    let mut even = [[zero; 2]; H];
-    let mut odd = [[zero; 2]; H];
-    let columns = keys.as_chunks::<PAGE_TOKENS>().0;
-    let (columns, last_column) = columns.as_chunks::<2>();
-    let (queries, last_query) = queries.as_chunks::<2>();
-    for ([column0, column1], [query0, query1]) in columns.iter().zip(queries) {
-        add_products(&mut even, column0, query0);
-        add_products(&mut odd, column1, query1);
+fn add_values<L: Lanes, E: Element, const R: usize>(rows: &mut Rows, first: usize, values: &[E]) {
+    let stride = rows.stride;
+    let slots = rows.slots[first];
+    if slots.0 >= slots.1 {
+        return;
     }
-    if let ([column], [query]) = (last_column, last_query) {
-        add_products(&mut even, column, query);
+    let sums = &mut rows.sums[first * stride..(first + R) * stride];
+    let weights = &rows.weights[first..first + R];
+    let decay = &rows.decay[first..first + R];
+    let vectors = stride / 16;
+    let mut vector = 0;
+    if const { 4 * R <= L::REGISTERS * 3 / 4 } {
+        while vector + 4 <= vectors {
+            add_vectors::<L, E, R, 4>(sums, values, weights, decay, slots, vector);
+            vector += 4;
+        }
+    } else if const { 2 * R <= L::REGISTERS * 3 / 4 } {
+        while vector + 2 <= vectors {
+            add_vectors::<L, E, R, 2>(sums, values, weights, decay, slots, vector);
+            vector += 2;
+        }
     }
-    for h in 0..H {
-        even[h][0] = even[h][0].add(odd[h][0]);
-        even[h][1] = even[h][1].add(odd[h][1]);
-    }
-    even
-}
-
-#[inline(always)]
-fn add_products<L: Lanes, E: Element, const H: usize>(
-    sums: &mut [[L; 2]; H],
-    column: &[E; PAGE_TOKENS],
-    query: &[f32; H],
-) {
-    let halves = column.as_chunks::<16>().0;
-    let keys: [L; 2] = [E::load(&halves[0]), E::load(&halves[1])];
-    for (sums, query) in sums.iter_mut().zip(query) {
-        let query = L::splat(*query);
-        sums[0] = keys[0].mul_add(query, sums[0]);
-        sums[1] = keys[1].mul_add(query, sums[1]);
+    while vector < vectors {
+        add_vectors::<L, E, R, 1>(sums, values, weights, decay, slots, vector);
+        vector += 1;
     }
 }
 
-/// sums = sums * decay + the page's values by their weights, one position after another.
+/// V vectors of the values, from `first` on.
 #[inline(always)]
-fn add_values<L: Lanes, E: Element, const H: usize>(
-    sums: &mut [[[f32; 16]; H]],
+fn add_vectors<L: Lanes, E: Element, const R: usize, const V: usize>(
+    sums: &mut [f32],
     values: &[E],
-    value_length: usize,
-    weights: &[[f32; PAGE_TOKENS]; H],
-    decay: &[f32; H],
-    count: usize,
+    weights: &[[f32; PAGE_TOKENS]],
+    decay: &[f32],
+    (start, end): (usize, usize),
+    first: usize,
 ) {
-    let whole = value_length / 16;
-    let (pairs, single) = sums[..whole].as_chunks_mut::<2>();
-    // Two vectors at once: enough independent chains to keep the multipliers busy.
-    for (index, pair) in pairs.iter_mut().enumerate() {
-        // No closures around lanes: they would not be compiled for the instruction set.
-        let mut lanes = [[L::splat(0.0); H]; 2];
-        for i in 0..2 {
-            for h in 0..H {
-                lanes[i][h] = L::load(&pair[i][h]).mul(L::splat(decay[h]));
-            }
+    let sums = sums.as_chunks_mut::<16>().0;
+    let vectors = sums.len() / R;
+    let values = values.as_chunks::<16>().0;
+    let (Some(weights), Some(decay)) = (weights.first_chunk::<R>(), decay.first_chunk::<R>())
+    else {
+        unreachable!("weights of {R} rows");
+    };
+    // No closures around lanes: they would not be compiled for the instruction set.
+    let mut lanes = [[L::splat(0.0); R]; V];
+    for v in 0..V {
+        for r in 0..R {
+            lanes[v][r] = L::load(&sums[r * vectors + first + v]).mul(L::splat(decay[r]));
         }
-        for j in 0..count {
-            let start = j * value_length + 32 * index;
-            let row = values[start..start + 32].as_chunks::<16>().0;
-            let row: [L; 2] = [E::load(&row[0]), E::load(&row[1])];
-            for h in 0..H {
-                let weight = L::splat(weights[h][j]);
-                lanes[0][h] = row[0].mul_add(weight, lanes[0][h]);
-                lanes[1][h] = row[1].mul_add(weight, lanes[1][h]);
-            }
-        }
-        for i in 0..2 {
-            for h in 0..H {
-                lanes[i][h].store(&mut pair[i][h]);
+    }
+    for slot in start..end.min(PAGE_TOKENS) {
+        let values = &values[slot * vectors + first..][..V];
+        for v in 0..V {
+            let value: L = E::load(&values[v]);
+            for r in 0..R {
+                lanes[v][r] = value.mul_add(L::splat(weights[r][slot]), lanes[v][r]);
             }
         }
     }
-    let odd = 16 * (whole - single.len());
-    let rest = value_length - 16 * whole;
-    let tail = sums[whole - whole % 2..].iter_mut();
-    for (sums, (start, len)) in tail.zip(
-        [(odd, 16), (16 * whole, rest)]
-            .into_iter()
-            .skip(1 - whole % 2),
-    ) {
-        let mut lanes = [L::splat(0.0); H];
-        for h in 0..H {
-            lanes[h] = L::load(&sums[h]).mul(L::splat(decay[h]));
-        }
-        for j in 0..count {
-            let mut row = [E::default(); 16];
-            let from = j * value_length + start;
-            row[..len].copy_from_slice(&values[from..from + len]);
-            let row: L = E::load(&row);
-            for h in 0..H {
-                lanes[h] = row.mul_add(L::splat(weights[h][j]), lanes[h]);
-            }
-        }
-        for h in 0..H {
-            lanes[h].store(&mut sums[h]);
+    for v in 0..V {
+        for r in 0..R {
+            lanes[v][r].store(&mut sums[r * vectors + first + v]);
         }
     }
 }

@@ -44,7 +44,7 @@ mod simd;
 
 pub use activations::Activations;
 pub use attention::{
-    AttentionShape, AttentionToken, PAGE_TOKENS, PageView, PageViewMut, attention, store_kv,
+    AttentionRun, AttentionShape, PAGE_TOKENS, PageView, PageViewMut, attention, store_kv,
 };
 pub use blocks::dequantise_row;
 pub use elementwise::silu_mul;

@@ -35,17 +35,6 @@ pub(super) trait Lanes: Copy {
     /// 2^n, for integral n from -126 to 127.
     fn power_of_two(self) -> Self;
 
-    /// Lanes 0 to n - 1 of `self`, `other` in the rest.
-    #[inline(always)]
-    fn first(self, n: usize, other: f32) -> Self {
-        let mut lanes = [0.0; 16];
-        self.store(&mut lanes);
-        for lane in lanes.iter_mut().skip(n) {
-            *lane = other;
-        }
-        Self::load(&lanes)
-    }
-
     /// Halves added until one lane is left: lane i and i + 8, then i + 4, i + 2, i + 1.
     #[inline(always)]
     fn sum(self) -> f32 {
@@ -74,6 +63,23 @@ pub(super) trait Lanes: Copy {
             }
         }
         lanes[0]
+    }
+}
+
+/// Asks for the lines that hold `of`: worth it where the next memory to be read is not the next in address.
+#[inline(always)]
+pub(super) fn prefetch<T>(of: &[T]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let start = of.as_ptr().cast::<i8>();
+        for offset in (0..size_of_val(of)).step_by(64) {
+            #[expect(unsafe_code, reason = "a processor intrinsic")]
+            // SAFETY: SSE is part of x86-64; a prefetch reads nothing, whatever the address.
+            unsafe {
+                _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset));
+            }
+        }
     }
 }
 
@@ -342,6 +348,34 @@ mod x86 {
                 _mm256_cvtps_epi32(a),
                 _mm256_set1_epi32(127),
             ))))
+        }
+        #[inline(always)]
+        fn sum(self) -> f32 {
+            // SAFETY: the processor has the instruction (see the module's doc); registers only. The order is that of
+            // the trait's default.
+            unsafe {
+                let eight = _mm256_add_ps(self.0, self.1);
+                let four = _mm_add_ps(
+                    _mm256_castps256_ps128(eight),
+                    _mm256_extractf128_ps::<1>(eight),
+                );
+                let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+            }
+        }
+        #[inline(always)]
+        fn largest(self) -> f32 {
+            // SAFETY: the processor has the instruction (see the module's doc); registers only. The order is that of
+            // the trait's default.
+            unsafe {
+                let eight = _mm256_max_ps(self.0, self.1);
+                let four = _mm_max_ps(
+                    _mm256_castps256_ps128(eight),
+                    _mm256_extractf128_ps::<1>(eight),
+                );
+                let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+                _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps::<1>(two, two)))
+            }
         }
     }
 

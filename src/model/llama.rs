@@ -7,11 +7,11 @@
 //! Shapes: `width` tokens in a step; activations are f32 tensors `[width, columns]`; a weight matrix is
 //! `[rows, columns]` and maps `[width, columns]` to `[width, rows]`.
 
-use super::matrix::{Matrix, ModelError, Tensors, dequantise, linear, pass_by, with_values};
+use super::matrix::{Matrix, ModelError, Tensors, dequantise, multiply, pass_by, with_values};
 use super::{Batch, Model, Run, StepError};
 use crate::gguf::{Gguf, Hyperparameters, RopeScaling};
 use crate::kernels::{
-    Activations, AttentionShape, AttentionToken, ComputePool, PAGE_TOKENS, PageView, RopePairs,
+    Activations, AttentionRun, AttentionShape, ComputePool, PAGE_TOKENS, PageView, RopePairs,
     RopeTable, attention, rope, silu_mul, store_kv,
 };
 use crate::kv_cache::KvStore;
@@ -92,6 +92,7 @@ impl Llama {
                 kv_heads: kv_heads as usize,
                 key_length: key_length as usize,
                 value_length: value_length as usize,
+                window: None,
             });
         }
         let embedding = tensors.matrix("token_embd.weight", vocabulary, hidden, None)?;
@@ -162,11 +163,17 @@ impl Model for Llama {
         for (index, layer) in self.layers.iter().enumerate() {
             // Attention: a token looks at itself and at what came before it in its sequence.
             let h = rms_norm(&x, &layer.attention_norm, epsilon)?;
-            let (mut query, mut key, value) = with_values(&h, |h| {
+            let mut query = vec![0.0; width * layer.query.rows];
+            let mut key = vec![0.0; width * layer.key.rows];
+            let mut value = vec![0.0; width * layer.value.rows];
+            with_values(&h, |h| {
                 let h = Activations::new(h, width, layer.query.columns);
-                let query = linear(&mut pass, pool, &layer.query, &h)?;
-                let key = linear(&mut pass, pool, &layer.key, &h)?;
-                Ok((query, key, linear(&mut pass, pool, &layer.value, &h)?))
+                let products = [
+                    (&layer.query, &mut *query),
+                    (&layer.key, &mut *key),
+                    (&layer.value, &mut *value),
+                ];
+                multiply(&mut pass, pool, &h, products)
             })?;
             let shape = *kv.shape(index);
             let pairs = RopePairs::Interleaved;
@@ -189,20 +196,29 @@ impl Model for Llama {
             store(kv, index, batch, &key, &value);
             let attended = attend(pool, kv, index, batch, &query);
             let attended = Activations::new(&attended, width, layer.output.columns);
-            let attended = linear(&mut pass, pool, &layer.output, &attended)?;
-            x = add(x, attended)?;
+            let mut projected = vec![0.0; width * layer.output.rows];
+            multiply(
+                &mut pass,
+                pool,
+                &attended,
+                [(&layer.output, &mut *projected)],
+            )?;
+            x = add(x, projected)?;
 
             // Feed-forward: down(silu(gate x) * up x).
             let h = rms_norm(&x, &layer.feed_forward_norm, epsilon)?;
-            let (mut gate, up) = with_values(&h, |h| {
+            let mut gate = vec![0.0; width * layer.gate.rows];
+            let mut up = vec![0.0; width * layer.up.rows];
+            with_values(&h, |h| {
                 let h = Activations::new(h, width, layer.gate.columns);
-                let gate = linear(&mut pass, pool, &layer.gate, &h)?;
-                Ok((gate, linear(&mut pass, pool, &layer.up, &h)?))
+                let products = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
+                multiply(&mut pass, pool, &h, products)
             })?;
             silu_mul(pool, &mut gate, &up);
             let inner = Activations::new(&gate, width, layer.down.columns);
-            let inner = linear(&mut pass, pool, &layer.down, &inner)?;
-            x = add(x, inner)?;
+            let mut projected = vec![0.0; width * layer.down.rows];
+            multiply(&mut pass, pool, &inner, [(&layer.down, &mut *projected)])?;
+            x = add(x, projected)?;
         }
 
         // Logits, for the tokens whose successor is wanted.
@@ -214,9 +230,10 @@ impl Model for Llama {
             let rows = Tensor::new(wanted.as_slice(), &Device::Cpu)?;
             let x = x.index_select(&rows, 0)?;
             let h = rms_norm(&x, &self.output_norm, epsilon)?;
-            let all = with_values(&h, |h| {
+            let mut all = vec![0.0; wanted.len() * self.head.rows];
+            with_values(&h, |h| {
                 let h = Activations::new(h, wanted.len(), self.head.columns);
-                linear(&mut pass, pool, &self.head, &h)
+                multiply(&mut pass, pool, &h, [(&self.head, &mut *all)])
             })?;
             logits = rows_of(all, self.head.rows);
         }
@@ -234,7 +251,7 @@ fn rows_of(all: Vec<f32>, length: usize) -> Vec<Vec<f32>> {
 }
 
 // As the plan's scratch counts them.
-const _: () = assert!(size_of::<PageView<'_>>() == 24 && size_of::<AttentionToken<'_>>() == 24);
+const _: () = assert!(size_of::<PageView<'_>>() == 24 && size_of::<AttentionRun<'_>>() == 24);
 
 /// The position of every token of the step.
 fn positions(batch: &Batch<'_>) -> Vec<u32> {
@@ -282,18 +299,19 @@ fn attend(
     let shape = kv.shape(layer);
     let pages_of = |run: &Run<'_>| run.pages.iter().map(|&page| kv.page(layer, page)).collect();
     let pages: Vec<Vec<PageView<'_>>> = batch.runs.iter().map(pages_of).collect();
-    let tokens: Vec<AttentionToken<'_>> = batch
+    let runs: Vec<AttentionRun<'_>> = batch
         .runs
         .iter()
         .zip(&pages)
-        .flat_map(|(run, pages)| {
-            (run.position..run.position + run.tokens.len() as u32)
-                .map(move |position| AttentionToken { pages, position })
+        .map(|(run, pages)| AttentionRun {
+            pages,
+            position: run.position,
+            tokens: run.tokens.len() as u32,
         })
         .collect();
-    let mut out = vec![0.0; tokens.len() * shape.heads * shape.value_length];
+    let mut out = vec![0.0; batch.width() * shape.heads * shape.value_length];
     let scale = 1.0 / (shape.key_length as f32).sqrt();
-    attention(pool, shape, scale, query, &tokens, &mut out);
+    attention(pool, shape, scale, query, &runs, &mut out);
     out
 }
 

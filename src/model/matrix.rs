@@ -2,7 +2,7 @@
 
 use super::StepError;
 use crate::gguf::{Gguf, TensorInfo, TensorType};
-use crate::kernels::{self, Activations, ComputePool, MatrixView, OutputRows};
+use crate::kernels::{self, Activations, ComputePool, MatrixView, OutputRows, Product};
 use crate::placement::{GroupId, Plan};
 use crate::weights::{Lease, LeaseError, Pass};
 use candle_core::{Device, Storage, Tensor};
@@ -152,35 +152,54 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// `x` times the matrix: `[width, rows]`, computed group by group as the pass lends them.
-pub(super) fn linear(
+/// Matrices with one input, and where `x` times each of them goes: `[width, rows]`. What one group holds of them is
+/// multiplied in one run of the pool, as the pass lends it.
+pub(super) fn multiply<const N: usize>(
     pass: &mut Pass<'_>,
     pool: &ComputePool,
-    matrix: &Matrix,
     x: &Activations<'_>,
-) -> Result<Vec<f32>, StepError> {
-    let mut product = vec![0.0; x.width() * matrix.rows];
-    for slice in &matrix.slices {
-        let lease = pass.lease(slice.group)?;
-        let view = MatrixView {
-            kind: matrix.kind,
-            rows: slice.rows,
-            columns: matrix.columns,
-            bytes: lease.part(slice.part),
+    mut products: [(&Matrix, &mut [f32]); N],
+) -> Result<(), StepError> {
+    // How many slices of each matrix are done. A plan numbers its groups in the order in which a step uses them.
+    let mut done = [0; N];
+    loop {
+        let remaining = products.iter().zip(done);
+        let next = remaining.filter_map(|((matrix, _), done)| matrix.slices.get(done));
+        let Some(group) = next.map(|slice| slice.group).min() else {
+            break;
         };
-        let mut out = OutputRows {
-            data: &mut product,
-            stride: matrix.rows,
-            first_column: slice.first_row,
-        };
-        kernels::matmul(pool, &view, x, &mut out);
+        let lease = pass.lease(group)?;
+        let mut together = Vec::with_capacity(N);
+        for ((matrix, out), done) in products.iter_mut().zip(&mut done) {
+            let next = matrix.slices.get(*done);
+            let Some(slice) = next.filter(|slice| slice.group == group) else {
+                continue;
+            };
+            *done += 1;
+            together.push(Product {
+                weight: MatrixView {
+                    kind: matrix.kind,
+                    rows: slice.rows,
+                    columns: matrix.columns,
+                    bytes: lease.part(slice.part),
+                },
+                out: OutputRows {
+                    data: out,
+                    stride: matrix.rows,
+                    first_column: slice.first_row,
+                },
+            });
+        }
+        kernels::matmul_all(pool, x, &mut together);
     }
-    if let Some(bias) = &matrix.bias {
-        for row in product.chunks_exact_mut(matrix.rows) {
-            row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+    for (matrix, out) in products {
+        if let Some(bias) = &matrix.bias {
+            for row in out.chunks_exact_mut(matrix.rows) {
+                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+            }
         }
     }
-    Ok(product)
+    Ok(())
 }
 
 /// Leases the groups of a matrix without computing: a step uses every group, or the pipeline would stand still.

@@ -32,7 +32,7 @@ const INPUT_BYTES_OF_FOUR: u64 = 16 + 5 + 5;
 /// What the sampler keeps for each token of the vocabulary: a candidate (token and logit), one at the border of top_p,
 /// and a weight (f64).
 const SAMPLER_BYTES: u64 = 8 + 8 + 8;
-/// What attention is handed for a page, and for a token: a slice with its kind, and a slice with a position.
+/// What attention is handed for a page, and for a run: a slice with its kind, and a slice with a position and a length.
 const PAGE_VIEW_BYTES: u64 = 24;
 /// Cosine and sine of a pair of dimensions.
 const ANGLE_BYTES: u64 = 8;
@@ -50,7 +50,7 @@ const ANGLE_BYTES: u64 = 8;
 /// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences); where there are several, twice: the product and the rows that are handed out |
 /// | sampler | 24 bytes for each token of the vocabulary |
 /// | block tables | 4 bytes for each page of the KV cache |
-/// | pages as attention reads them | 24 bytes for each page of the KV cache and each of w tokens, for one layer at a time |
+/// | pages as attention reads them | 24 bytes for each page of the KV cache and each of at most w runs, for one layer at a time |
 /// | embedding rows read from storage | `GatherBuffer` |
 ///
 /// With a device tier all but the last four and the sampler's are on the device, and the host adds: the logits that are handed out, the
