@@ -1,6 +1,8 @@
 //! Products of a weight matrix with activations: shapes, bounds, and how the rows are shared between threads.
 #![expect(unsafe_code, reason = "several threads write to one buffer")]
 
+use std::ops::Range;
+
 use crate::gguf::TensorType;
 
 use super::activations::Activations;
@@ -105,7 +107,6 @@ pub fn matmul(
 /// # Panics
 /// When shapes do not agree.
 pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Product<'_, '_>]) {
-    let mut chunks = Vec::new();
     let mut tasks = Vec::with_capacity(products.len());
     for product in products.iter_mut() {
         let weight = MatrixView::new(
@@ -128,11 +129,6 @@ pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Produ
             data.len()
         );
         x.prepare(weight.kind, pool);
-        let rows_per_chunk = rows_per_chunk(&weight, pool.threads());
-        for first_row in (0..weight.rows).step_by(rows_per_chunk) {
-            let end = (first_row + rows_per_chunk).min(weight.rows);
-            chunks.push((tasks.len(), first_row..end));
-        }
         tasks.push((
             weight,
             Output {
@@ -145,6 +141,7 @@ pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Produ
         return;
     }
     let set = pool.instruction_set();
+    let chunks = chunks(tasks.iter().map(|(weight, _)| weight), pool.threads());
     pool.run(chunks.len(), &|index| {
         let (task, rows) = &chunks[index];
         let (weight, out) = &tasks[*task];
@@ -158,13 +155,32 @@ pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Produ
     });
 }
 
-/// Rows that a thread takes at once: few enough that a slow thread holds up little, many enough that taking them costs
-/// nothing beside reading them. A multiple of 32, the tallest tile of the wide loops.
-fn rows_per_chunk(weight: &MatrixView<'_>, threads: usize) -> usize {
+/// The rows of which product threads take at once, in the order in which they take them: guided self-scheduling
+/// (Polychronopoulos and Kuck, 1987). A chunk is three quarters of a thread's fair share of what is left: the first
+/// ones are large, so that a thread walks memory it asked for ahead, and the last ones small, so that all threads end
+/// together. No chunk is so large that a thread that loses its core holds up the others for long.
+fn chunks<'w>(
+    weights: impl Iterator<Item = &'w MatrixView<'w>> + Clone,
+    threads: usize,
+) -> Vec<(usize, Range<usize>)> {
     const CHUNK_BYTES: usize = 512 << 10;
-    let most = (CHUNK_BYTES / weight.row_bytes().max(1)).clamp(32, 512);
-    let fair = weight.rows.div_ceil(threads * 4);
-    fair.min(most).next_multiple_of(32)
+    // A multiple of the tallest tile of the wide loops.
+    const ROWS: usize = 32;
+    let mut left: usize = weights.clone().map(|weight| weight.bytes.len()).sum();
+    let mut chunks = Vec::new();
+    for (task, weight) in weights.enumerate() {
+        let row_bytes = weight.row_bytes();
+        let mut first_row = 0;
+        while first_row < weight.rows {
+            let bytes = (left / 4 * 3 / threads).min(CHUNK_BYTES);
+            let rows = (bytes / row_bytes.max(1)).max(1).next_multiple_of(ROWS);
+            let end = (first_row + rows).min(weight.rows);
+            chunks.push((task, first_row..end));
+            left -= (end - first_row) * row_bytes;
+            first_row = end;
+        }
+    }
+    chunks
 }
 
 /// Where the threads of a product write: `OutputRows` without the exclusive reference.
