@@ -26,7 +26,9 @@ pub struct Activations<'a> {
 /// Rows of 8-bit blocks. A row's quants are padded with zeros to a multiple of 256 and its blocks likewise, so that
 /// loops may load whole vectors; a stride of an odd number of cache lines keeps rows from sharing cache sets.
 pub(super) struct Quantised {
-    pub(super) quants: Vec<i8>,
+    quants: Vec<i8>,
+    /// Where the first row starts: at a cache line, so that no vector that is loaded lies in two.
+    quants_start: usize,
     pub(super) quants_stride: usize,
     /// One for each block.
     pub(super) scales: Vec<f32>,
@@ -36,6 +38,8 @@ pub(super) struct Quantised {
     pub(super) scaled_sums: Vec<f32>,
     /// Blocks of 256: the sums of each 16 elements, 16 for a block. Blocks of 32: unused.
     pub(super) sums16: Vec<i16>,
+    /// Blocks of 256: the sums of each 32 elements, 8 for a block. Blocks of 32: unused.
+    pub(super) sums_of_32: Vec<i16>,
     /// Blocks in a row, padded.
     pub(super) blocks_stride: usize,
 }
@@ -48,6 +52,7 @@ pub(super) struct QuantisedRow<'a> {
     pub(super) sums32: &'a [i32],
     pub(super) scaled_sums: &'a [f32],
     pub(super) sums16: &'a [i16],
+    pub(super) sums_of_32: &'a [i16],
 }
 
 impl Quantised {
@@ -55,11 +60,13 @@ impl Quantised {
         let blocks = t * self.blocks_stride..(t + 1) * self.blocks_stride;
         let of = |range: &std::ops::Range<usize>, unit: usize| range.start * unit..range.end * unit;
         QuantisedRow {
-            quants: &self.quants[t * self.quants_stride..(t + 1) * self.quants_stride],
+            quants: &self.quants[self.quants_start + t * self.quants_stride..]
+                [..self.quants_stride],
             scales: &self.scales[blocks.clone()],
             sums32: self.sums32.get(blocks.clone()).unwrap_or(&[]),
             scaled_sums: self.scaled_sums.get(blocks.clone()).unwrap_or(&[]),
             sums16: self.sums16.get(of(&blocks, 16)).unwrap_or(&[]),
+            sums_of_32: self.sums_of_32.get(of(&blocks, 8)).unwrap_or(&[]),
         }
     }
 }
@@ -132,21 +139,26 @@ impl<'a> Activations<'a> {
         let quants_stride = (lines + 1) * 64;
         let (short, long) = if BLOCK == 32 { (1, 0) } else { (0, 16) };
         let count = self.width * blocks_stride;
+        let quants = vec![0; self.width * quants_stride + 63];
+        let quants_start = quants.as_ptr().align_offset(64);
         let mut quantised = Quantised {
-            quants: vec![0; self.width * quants_stride],
+            quants,
+            quants_start,
             quants_stride,
             scales: vec![0.0; count],
             sums32: vec![0; count * short],
             scaled_sums: vec![0.0; count * short],
             sums16: vec![0; count * long],
+            sums_of_32: vec![0; count * long / 2],
             blocks_stride,
         };
         let rows = Rows {
-            quants: quantised.quants.as_mut_ptr(),
+            quants: quantised.quants[quants_start..].as_mut_ptr(),
             scales: quantised.scales.as_mut_ptr(),
             sums32: quantised.sums32.as_mut_ptr(),
             scaled_sums: quantised.scaled_sums.as_mut_ptr(),
             sums16: quantised.sums16.as_mut_ptr(),
+            sums_of_32: quantised.sums_of_32.as_mut_ptr(),
         };
         // A few thousand elements take about a microsecond: not worth another thread's attention.
         let rows_per_chunk = (4096 / self.columns.max(1)).max(1);
@@ -164,6 +176,7 @@ impl<'a> Activations<'a> {
                         sums32: slice(rows.sums32, at * short, blocks * short),
                         scaled_sums: slice(rows.scaled_sums, at * short, blocks * short),
                         sums16: slice(rows.sums16, at * long, blocks * long),
+                        sums_of_32: slice(rows.sums_of_32, at * long / 2, blocks * long / 2),
                     }
                 };
                 quantise_row::<BLOCK>(pool.instruction_set(), self.row(t), &mut out);
@@ -179,6 +192,7 @@ struct Rows {
     sums32: *mut i32,
     scaled_sums: *mut f32,
     sums16: *mut i16,
+    sums_of_32: *mut i16,
 }
 
 // SAFETY: the pointers are used for disjoint rows only.
@@ -197,6 +211,7 @@ struct RowMut<'a> {
     sums32: &'a mut [i32],
     scaled_sums: &'a mut [f32],
     sums16: &'a mut [i16],
+    sums_of_32: &'a mut [i16],
 }
 
 simd::vectorised! {
@@ -216,9 +231,16 @@ fn quantise_row_on<L: Lanes, const BLOCK: usize>(values: &[f32], out: &mut RowMu
             out.sums32[index] = sum;
             out.scaled_sums[index] = scale * sum as f32;
         } else {
-            let sums = out.sums16[16 * index..16 * index + 16].iter_mut();
-            for (sum, quants) in sums.zip(quants.as_chunks::<16>().0) {
+            let sums = &mut out.sums16[16 * index..16 * index + 16];
+            for (sum, quants) in sums.iter_mut().zip(quants.as_chunks::<16>().0) {
                 *sum = quants.iter().map(|quant| i16::from(*quant)).sum();
+            }
+            let pairs = sums.as_chunks::<2>().0.iter();
+            for (sum, [a, b]) in out.sums_of_32[8 * index..8 * index + 8]
+                .iter_mut()
+                .zip(pairs)
+            {
+                *sum = a + b;
             }
         }
     }

@@ -12,7 +12,7 @@ use super::avx2::{
     heads_to_floats, heads256, prefetch, scales256, sum_of_eight, sums_of_four, total_of_four,
 };
 use super::avx512_wide;
-use super::blocks::{Format32, Format256};
+use super::blocks::{Format32, Format256, for_format32, for_format256};
 use super::matmul::{MatrixView, Output};
 
 /// Rows of weights in blocks of 32 times all tokens.
@@ -23,15 +23,7 @@ pub(super) fn rows_of_blocks32(
     out: Output,
 ) {
     // SAFETY: a pool has this instruction set only where the machine can run it.
-    unsafe {
-        match format {
-            Format32::Q4_0 => rows32::<{ Format32::Q4_0 as u8 }>(weight, x, out),
-            Format32::Q4_1 => rows32::<{ Format32::Q4_1 as u8 }>(weight, x, out),
-            Format32::Q5_0 => rows32::<{ Format32::Q5_0 as u8 }>(weight, x, out),
-            Format32::Q5_1 => rows32::<{ Format32::Q5_1 as u8 }>(weight, x, out),
-            Format32::Q8_0 => rows32::<{ Format32::Q8_0 as u8 }>(weight, x, out),
-        }
-    }
+    unsafe { for_format32!(format, rows32(weight, x, out)) }
 }
 
 /// Rows of weights in blocks of 256 times all tokens.
@@ -42,15 +34,7 @@ pub(super) fn rows_of_blocks256(
     out: Output,
 ) {
     // SAFETY: a pool has this instruction set only where the machine can run it.
-    unsafe {
-        match format {
-            Format256::Q2K => rows256::<{ Format256::Q2K as u8 }>(weight, x, out),
-            Format256::Q3K => rows256::<{ Format256::Q3K as u8 }>(weight, x, out),
-            Format256::Q4K => rows256::<{ Format256::Q4K as u8 }>(weight, x, out),
-            Format256::Q5K => rows256::<{ Format256::Q5K as u8 }>(weight, x, out),
-            Format256::Q6K => rows256::<{ Format256::Q6K as u8 }>(weight, x, out),
-        }
-    }
+    unsafe { for_format256!(format, rows256(weight, x, out)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]

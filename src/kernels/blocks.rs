@@ -8,6 +8,37 @@ use crate::gguf::TensorType;
 
 use super::half_floats::{bf16_to_f32, f16_to_f32};
 
+/// Calls the function that is compiled for the format: `for_format32!(format, rows(weight, x))` is
+/// `rows::<F>(weight, x)`, F being the format's index.
+#[cfg(target_arch = "x86_64")]
+macro_rules! for_format32 {
+    ($format:expr, $function:ident $arguments:tt) => {
+        for_format32!(@ $format, $function $arguments, Q4_0 Q4_1 Q5_0 Q5_1 Q8_0)
+    };
+    (@ $format:expr, $function:ident $arguments:tt, $($name:ident)*) => {
+        match $format {
+            $(Format32::$name => $function::<{ Format32::$name as u8 }> $arguments,)*
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use for_format32;
+
+/// The same for formats with blocks of 256.
+#[cfg(target_arch = "x86_64")]
+macro_rules! for_format256 {
+    ($format:expr, $function:ident $arguments:tt) => {
+        for_format256!(@ $format, $function $arguments, Q2K Q3K Q4K Q5K Q6K)
+    };
+    (@ $format:expr, $function:ident $arguments:tt, $($name:ident)*) => {
+        match $format {
+            $(Format256::$name => $function::<{ Format256::$name as u8 }> $arguments,)*
+        }
+    };
+}
+#[cfg(target_arch = "x86_64")]
+pub(super) use for_format256;
+
 /// A block of 32: weight = scale * (value - offset) + minimum.
 pub(super) struct Block32 {
     pub(super) values: [u8; 32],
@@ -121,6 +152,9 @@ pub(super) enum Format256 {
 }
 
 impl Format256 {
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const BLOCK_BYTES_MAX: usize = 210;
+
     /// The format whose discriminant is `index`: formats are const parameters of the loops.
     #[cfg(target_arch = "x86_64")]
     pub(super) const fn from_index(index: u8) -> Format256 {
