@@ -10,7 +10,7 @@ FROM rust:1-slim-bookworm AS build
 WORKDIR /build
 # Dependencies first: this layer is rebuilt only when they change.
 COPY Cargo.toml Cargo.lock ./
-RUN mkdir src benches && echo 'fn main() {}' | tee src/main.rs benches/attention.rs > benches/kernels.rs && touch src/lib.rs \
+RUN mkdir src benches && echo 'fn main() {}' | tee src/main.rs benches/attention.rs benches/pool.rs > benches/kernels.rs && touch src/lib.rs \
     && cargo build --release --locked \
     && rm -r src benches
 COPY . .

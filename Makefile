@@ -1,7 +1,7 @@
 # The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-checks model build demo serve test lint bench-peer bench-peers clean-demo
+.PHONY: help setup setup-checks model build demo serve test lint bench-server bench-peers clean-demo
 
 PYTHON ?= python3
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -57,7 +57,7 @@ lint: setup-checks ## formatting, clippy and, where they are installed, cargo-de
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check; else echo "cargo-deny is not installed: licences not checked"; fi
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; else echo "shellcheck is not installed: shell scripts not checked"; fi
 
-bench-peer: model build ## decode and prompt speed beside llama-server, in one run
+bench-server: model build ## decode and prompt speed beside llama-server, in one run
 	$(PYTHON) benches/compare_llama_server.py --strata $(STRATA) --model $(MODEL)
 
 # Takes what peers.py takes: make bench-peers RACE='--only 8b-decode --rounds 3'

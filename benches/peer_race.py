@@ -75,32 +75,39 @@ class Competitors:
         if "mistral.rs" in row.peers:
             with self._mistral_server(model) as path:
                 command = [sys.executable, MISTRAL_PROGRAM, "ask", path]
-                chosen[f"mistral.rs {MISTRAL[1]}"] = lambda _row, _model, tokens: self._json_of([*command, str(tokens)])
+                # The server computes: the prefix is before it, not before the client.
+                chosen[f"mistral.rs {MISTRAL[1]}"] = lambda _row, _model, tokens: self._figures_of(
+                    [*command, str(tokens)], "tokens_per_second"
+                )
                 yield chosen
         else:
             yield chosen
 
     def _strata(self, row, model, tokens):
         command = [self.strata, "bench", row.kind, model, "--threads", self.threads, "--tokens", str(tokens)]
+        # In huge pages, whatever pages the file is cached in.
+        command += ["--copy"]
         if row.kind == "decode":
             command += ["--sequences", str(row.sequences), "--depth", str(row.depth)]
-        return self._json_of(command + ["--rounds", "1", "--json"])
+        return self._figures_of([*self.prefix, *command, "--rounds", "1", "--json"], "tokens_per_second")
 
     def _llama_bench(self, row, model, tokens, repack):
         lengths = f"{LLAMA_WARM_UP[row.kind]},{tokens}"
         prompts, generated = (lengths, "0") if row.kind == "prompt" else ("0", lengths)
         command = [os.path.join(self.llama_folder, "llama-bench"), "-m", model, "-t", self.threads, "-ngl", "0"]
         command += ["-p", prompts, "-n", generated, "-r", "1", "--no-warmup"]
-        tests = self._json_of(command + ["--repack", str(int(repack)), "-o", "json"], opening="[")
+        command += ["--repack", str(int(repack)), "-o", "json"]
         # In the order in which the lengths were given.
-        return {"tokens_per_second": tests[-1]["avg_ts"]}
+        last = self._figures_of([*self.prefix, *command], "avg_ts", opening="[")
+        return {"tokens_per_second": last["avg_ts"]}
 
     def _llama_batched(self, row, model, tokens, repack):
         context = row.sequences * (row.depth + tokens)
         command = [os.path.join(self.llama_folder, "llama-batched-bench"), "-m", model, "-ngl", "0"]
         command += ["-t", self.threads, "-tb", self.threads, "-c", str(context), "-npp", str(row.depth)]
         command += ["-ntg", str(tokens), "-npl", str(row.sequences), "--output-format", "jsonl"]
-        answer = self._json_of(command + ([] if repack else ["--no-repack"]))
+        command += [] if repack else ["--no-repack"]
+        answer = self._figures_of([*self.prefix, *command], "speed_tg")
         return {"tokens_per_second": answer["speed_tg"]}
 
     @contextlib.contextmanager
@@ -108,7 +115,7 @@ class Competitors:
         """Gives the socket on which mistral.rs answers, once it has loaded the file."""
         with tempfile.TemporaryDirectory(prefix="peers-") as folder, open(self.log, "a") as log:
             path = os.path.join(folder, "socket")
-            command = [sys.executable, MISTRAL_PROGRAM, "serve", path, model, self.threads]
+            command = [*self.prefix, sys.executable, MISTRAL_PROGRAM, "serve", path, model, self.threads]
             environment = dict(os.environ, PYTHONPATH=self.mistral_folder)
             say("  mistral.rs loads the file")
             server = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log)
@@ -124,14 +131,19 @@ class Competitors:
                 server.wait()
                 server.stdin.close()
 
-    def _json_of(self, command, opening="{"):
-        output = self._output(self.prefix + command)
+    def _figures_of(self, command, rate, opening="{"):
+        """The object, or the last of the list, that a program prints; its `rate` is a positive number."""
+        output = self._output(command)
         # Some print other lines before it.
         start = 0 if output.startswith(opening) else output.find("\n" + opening) + 1
         try:
-            return json.JSONDecoder().raw_decode(output[start:])[0]
-        except ValueError:
-            raise Problem(f"{_shown(command)} printed no figures: see {self.log}") from None
+            printed = json.JSONDecoder().raw_decode(output[start:])[0]
+            figures = printed[-1] if opening == "[" else printed
+            if figures[rate] > 0:
+                return figures
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise Problem(f"{_shown(command)} printed no rate: see {self.log}")
 
     def _output(self, command):
         try:

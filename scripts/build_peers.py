@@ -82,7 +82,7 @@ def mistral_rs():
     """The folder to import `mistralrs` from."""
     folder = os.path.join(PEERS, "-".join(MISTRAL))
     if sys.version_info < (3, 10):
-        raise Problem(f"mistralrs needs Python 3.10 or later, and this is {platform.python_version()}: set PYTHON")
+        raise Problem(f"mistralrs needs Python 3.10 or later, and this is {platform.python_version()}: set PYTHON, or race other rows with --only")
     with locked(PEERS):
         if not os.path.isdir(folder):
             require_free_space(PEERS, MISTRAL_BYTES, "mistral.rs")
@@ -108,7 +108,8 @@ def _unpack_source(archive, folder):
         for member in members:
             inside = member.name[len(prefix) :]
             # The archive is a package's, but a path that leads out of the folder is refused all the same.
-            if member.isfile() and member.name.startswith(prefix) and ".." not in inside.split("/"):
+            is_outside = os.path.isabs(inside) or ".." in inside.split("/")
+            if member.isfile() and member.name.startswith(prefix) and not is_outside:
                 path = os.path.join(partial, inside)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 with members.extractfile(member) as content, open(path, "wb") as out:

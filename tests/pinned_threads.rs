@@ -11,13 +11,13 @@ mod process;
 
 use models::{RandomOptions, random};
 use process::{Server, run, strata};
-use std::collections::BTreeMap;
 use std::path::Path;
 
-/// The CPUs that each thread of a process may use, as the kernel prints them, by the thread's name.
-fn cpus_of_threads(process: u32) -> BTreeMap<String, String> {
+/// The name of each thread of a process, which several may share, and the CPUs that it may use, as the kernel prints
+/// them.
+fn cpus_of_threads(process: u32) -> Vec<(String, String)> {
     let folder = format!("/proc/{process}/task");
-    let mut found = BTreeMap::new();
+    let mut found = Vec::new();
     for thread in std::fs::read_dir(folder).unwrap() {
         let thread = thread.unwrap().path();
         let read = |name: &str| std::fs::read_to_string(thread.join(name)).unwrap_or_default();
@@ -26,12 +26,12 @@ fn cpus_of_threads(process: u32) -> BTreeMap<String, String> {
             .lines()
             .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))
             .unwrap_or_default();
-        found.insert(read("comm").trim().to_owned(), cpus.trim().to_owned());
+        found.push((read("comm").trim().to_owned(), cpus.trim().to_owned()));
     }
     found
 }
 
-fn serve(model: &Path, flags: &[&str]) -> BTreeMap<String, String> {
+fn serve(model: &Path, flags: &[&str]) -> Vec<(String, String)> {
     // Weights are copied and streamed: the threads that read and copy are there too.
     let placement = ["--copy", "--device", "emulated", "--log", "info"];
     let server = Server::start(model, &[&placement[..], flags].concat());
@@ -51,8 +51,12 @@ fn only_the_threads_that_compute_are_pinned() {
 
     let cpus = std::thread::available_parallelism().unwrap().get();
     let free = serve(&model, &[]);
-    let everywhere = free["engine"].clone();
-    assert!(free.values().all(|cpus| *cpus == everywhere), "{free:?}");
+    let everywhere = free[0].1.clone();
+    assert!(free.iter().all(|(_, cpus)| *cpus == everywhere), "{free:?}");
+    if cpus == 1 {
+        eprintln!("skipped: with one CPU a pinned thread looks like any other");
+        return;
+    }
 
     let threads = cpus.min(2);
     let pinned = serve(
@@ -72,7 +76,10 @@ fn only_the_threads_that_compute_are_pinned() {
     of_compute.sort();
     of_compute.dedup();
     assert_eq!(of_compute.len(), threads, "two on one CPU: {pinned:?}");
-    assert!(pinned.contains_key("strata-io"), "{pinned:?}");
+    assert!(
+        pinned.iter().any(|(name, _)| name == "strata-io"),
+        "{pinned:?}"
+    );
 }
 
 #[test]

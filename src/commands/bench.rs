@@ -19,9 +19,10 @@ use strata::weights::Loading;
 /// Tokens are random ones; this seed gives the same in every run.
 const SEED: u64 = 1;
 
-/// Plain memory that the threads read between rounds: more than any cache holds, and less where less is free.
+/// Plain memory that the threads read between rounds: more than most caches hold, less where less is free, and never so
+/// little that a cache's rate is taken for the memory's.
 const PLAIN_BYTES: u64 = 512 << 20;
-const PLAIN_BYTES_MIN: u64 = 1 << 20;
+const PLAIN_BYTES_MIN: u64 = 64 << 20;
 
 /// The settings, with the context and the sequences that the workload asks for.
 pub(crate) fn bench_config(arguments: &BenchArguments) -> anyhow::Result<Config> {

@@ -205,6 +205,7 @@ pub(super) fn compute_pool(threads: &ComputeThreads) -> ComputePool {
 pub(super) fn pin_engine(pool: &ComputePool) {
     if !pool.cpus().is_empty() {
         pool.pin_caller();
+        // A CPU that was refused has a warning of its own.
         tracing::info!("the compute threads are pinned to CPUs {:?}", pool.cpus());
     }
 }

@@ -6,15 +6,16 @@ use super::Config;
 use rustix::thread::{CpuSet, sched_getaffinity};
 use std::path::Path;
 
-/// More compute threads to pin than there are CPUs to pin them to.
+/// Why compute threads cannot be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "--pin-threads gives each of {threads} threads a CPU of its own, and this process may use {cpus}; give --threads {cpus} \
-     or less, or leave --pin-threads out"
-)]
-pub struct PinError {
-    pub threads: usize,
-    pub cpus: usize,
+pub enum PinError {
+    #[error(
+        "--pin-threads gives each of {threads} threads a CPU of its own, and this process may use {cpus}; give --threads \
+         {cpus} or less, or leave --pin-threads out"
+    )]
+    TooFew { threads: usize, cpus: usize },
+    #[error("the system does not say which CPUs this process may use; leave --pin-threads out")]
+    Unknown,
 }
 
 /// The threads that compute.
@@ -29,7 +30,7 @@ pub struct ComputeThreads {
 /// The threads that `config` means on this machine.
 ///
 /// # Errors
-/// They are to be pinned and are more than the CPUs.
+/// They are to be pinned and are more than the CPUs, or these are not known.
 pub fn compute_threads(config: &Config) -> Result<ComputeThreads, PinError> {
     threads_on(config, &Processors::of_this_process())
 }
@@ -39,8 +40,11 @@ fn threads_on(config: &Config, processors: &Processors) -> Result<ComputeThreads
     let mut cpus = Vec::new();
     if config.pin_threads {
         let allowed = processors.cpus.len();
+        if allowed == 0 {
+            return Err(PinError::Unknown);
+        }
         if count > allowed {
-            return Err(PinError {
+            return Err(PinError::TooFew {
                 threads: count,
                 cpus: allowed,
             });
@@ -185,12 +189,24 @@ mod tests {
             };
             threads_on(&config, &processors).map(|threads| (threads.count, threads.cpus))
         };
+        let pinned = Config {
+            pin_threads: true,
+            ..Config::default()
+        };
+        let unknown = Processors::under(Path::new("/"), &[], 4);
+        assert_eq!(threads_on(&pinned, &unknown), Err(PinError::Unknown));
         assert_eq!(threads(None, false), Ok((2, vec![])));
         assert_eq!(threads(Some(9), false), Ok((9, vec![])));
         assert_eq!(threads(None, true), Ok((2, vec![0, 2])));
         assert_eq!(threads(Some(3), true), Ok((3, vec![0, 2, 1])));
         let refused = threads(Some(5), true).unwrap_err();
-        assert_eq!((refused.threads, refused.cpus), (5, 4));
+        assert_eq!(
+            refused,
+            PinError::TooFew {
+                threads: 5,
+                cpus: 4
+            }
+        );
         assert!(refused.to_string().contains("--threads 4"), "{refused}");
     }
 }

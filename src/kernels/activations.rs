@@ -76,8 +76,8 @@ impl<'a> Activations<'a> {
     /// When `values` is not `width * columns` long.
     pub fn new(values: &'a [f32], width: usize, columns: usize) -> Activations<'a> {
         assert_eq!(
-            values.len(),
-            width * columns,
+            Some(values.len()),
+            width.checked_mul(columns),
             "activations of {width} rows of {columns}"
         );
         Activations {
@@ -139,6 +139,7 @@ impl<'a> Activations<'a> {
         let quants_stride = (lines + 1) * 64;
         let (short, long) = if BLOCK == 32 { (1, 0) } else { (0, 16) };
         let count = self.width * blocks_stride;
+        // Where the values fit memory as floats, their quants and what belongs to them do too.
         let quants = vec![0; self.width * quants_stride + 63];
         let quants_start = quants.as_ptr().align_offset(64);
         let mut quantised = Quantised {

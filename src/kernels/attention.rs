@@ -16,7 +16,7 @@
 //! of a run and the heads that share a KV head, read each page together. A block of rows, as many as the registers hold
 //! sums for, takes each element that it loads.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use super::ComputePool;
 use super::half_floats::f32_to_f16;
@@ -252,9 +252,13 @@ pub fn attention(
         return;
     }
     let set = pool.instruction_set();
-    let in_f32 = runs
-        .iter()
-        .any(|run| matches!(run.pages, [PageView::F32(_), ..]));
+    let is_f32 = |page: &PageView<'_>| matches!(page, PageView::F32(_));
+    let mut pages = runs.iter().flat_map(|run| run.pages);
+    let in_f32 = pages.next().is_some_and(is_f32);
+    assert!(
+        pages.all(|page| is_f32(page) == in_f32),
+        "the pages of a step are of one precision"
+    );
     // The lock of a token's outputs is taken once for each KV head, by the thread that has its tile.
     let outputs: Vec<_> = out
         .chunks_mut(group * shape.value_length)
@@ -278,9 +282,8 @@ pub fn attention(
         }
         let mut done = rows.sums.chunks_exact(rows.stride);
         for token in tile.first_token..tile.first_token + tile.tokens {
-            let Ok(mut out) = outputs[token * shape.kv_heads + kv_head].lock() else {
-                return;
-            };
+            let output = &outputs[token * shape.kv_heads + kv_head];
+            let mut out = output.lock().unwrap_or_else(PoisonError::into_inner);
             let heads = out.chunks_exact_mut(shape.value_length);
             for (out, sums) in heads.zip(&mut done) {
                 out.copy_from_slice(&sums[..shape.value_length]);
@@ -390,8 +393,14 @@ fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, rows: &mut Rows) {
     // Loops read whole vectors of values, and several blocks of rows share the work of making f32 of a page.
     let is_whole = shape.value_length == rows.stride;
     let is_one_block = block_rows::<L>(rows.count) == rows.count;
-    let mut keys = vec![[0.0; PAGE_TOKENS]; shape.key_length];
-    let mut values = vec![0.0; PAGE_TOKENS * rows.stride];
+    let is_direct = is_whole && (is_one_block || !const { E::IS_NARROW });
+    let (mut keys, mut values) = match is_direct {
+        true => (Vec::new(), Vec::new()),
+        false => (
+            vec![[0.0; PAGE_TOKENS]; shape.key_length],
+            vec![0.0; PAGE_TOKENS * rows.stride],
+        ),
+    };
     for page in first / PAGE_TOKENS..=last / PAGE_TOKENS {
         let page_start = page * PAGE_TOKENS;
         let Some(elements) = E::view(tile.pages[page]) else {
@@ -404,9 +413,10 @@ fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, rows: &mut Rows) {
         }
         let page_keys = shape.keys(elements, task.kv_head).as_chunks().0;
         let page_values = shape.values(elements, task.kv_head);
-        if const { E::IS_NARROW } && is_whole && is_one_block {
+        if is_direct {
             // A single block is soon done with a page: memory has to be at work on the next one meanwhile.
-            if let Some(next) = tile.pages.get(page + 1)
+            if is_one_block
+                && let Some(next) = tile.pages.get(page + 1)
                 && let Some(next) = E::view(*next)
             {
                 simd::prefetch(shape.keys(next, task.kv_head));

@@ -43,68 +43,45 @@ pub(super) fn rows_of_blocks256(
     unsafe { for_format256!(format, rows256(weight, x, out)) }
 }
 
-#[target_feature(enable = "avx2,fma,f16c")]
-fn rows32<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    let done = avx2_wide::rows32::<F>(weight, x, out);
-    let mut t = 0;
-    while t < x.width() {
-        t += match x.width() - t {
-            1 => rows32_of::<F, 1>(weight, x, out, done, t),
-            2 | 3 => rows32_of::<F, 2>(weight, x, out, done, t),
-            _ => rows32_of::<F, 4>(weight, x, out, done, t),
-        };
-    }
-}
-
-/// Rows from `done` on times N tokens from `t`; N.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn rows32_of<const F: u8, const N: usize>(
-    weight: &MatrixView<'_>,
-    x: &Activations<'_>,
-    out: Output,
-    done: usize,
-    t: usize,
-) -> usize {
-    let tokens: [_; N] = std::array::from_fn(|n| x.blocks32().row(t + n));
-    let rows = weight.bytes.chunks_exact(weight.row_bytes());
-    for (r, row) in rows.enumerate().skip(done) {
-        for (n, value) in row32::<F, N>(row, &tokens).into_iter().enumerate() {
-            // SAFETY: r and t + n are in range.
-            unsafe { out.set(t + n, r, value) };
+/// Defines `$rows`: the tiles of the wide loops, then what they leave, row by row.
+macro_rules! rows {
+    ($rows:ident, $rows_of:ident, $row:ident, $blocks:ident) => {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn $rows<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
+            let done = avx2_wide::$rows::<F>(weight, x, out);
+            let mut t = 0;
+            while t < x.width() {
+                t += match x.width() - t {
+                    1 => $rows_of::<F, 1>(weight, x, out, done, t),
+                    // Three tokens walk the rows twice: a chunk of rows is in a cache by then, and a loop for three
+                    // would be used by no other width.
+                    2 | 3 => $rows_of::<F, 2>(weight, x, out, done, t),
+                    _ => $rows_of::<F, 4>(weight, x, out, done, t),
+                };
+            }
         }
-    }
-    N
-}
 
-#[target_feature(enable = "avx2,fma,f16c")]
-fn rows256<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
-    let done = avx2_wide::rows256::<F>(weight, x, out);
-    let mut t = 0;
-    while t < x.width() {
-        t += match x.width() - t {
-            1 => rows256_of::<F, 1>(weight, x, out, done, t),
-            2 | 3 => rows256_of::<F, 2>(weight, x, out, done, t),
-            _ => rows256_of::<F, 4>(weight, x, out, done, t),
-        };
-    }
-}
-
-/// Rows from `done` on times N tokens from `t`; N.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn rows256_of<const F: u8, const N: usize>(
-    weight: &MatrixView<'_>,
-    x: &Activations<'_>,
-    out: Output,
-    done: usize,
-    t: usize,
-) -> usize {
-    let tokens: [_; N] = std::array::from_fn(|n| x.blocks256().row(t + n));
-    let rows = weight.bytes.chunks_exact(weight.row_bytes());
-    for (r, row) in rows.enumerate().skip(done) {
-        for (n, value) in row256::<F, N>(row, &tokens).into_iter().enumerate() {
-            // SAFETY: r and t + n are in range.
-            unsafe { out.set(t + n, r, value) };
+        /// Rows from `done` on times N tokens from `t`; N.
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn $rows_of<const F: u8, const N: usize>(
+            weight: &MatrixView<'_>,
+            x: &Activations<'_>,
+            out: Output,
+            done: usize,
+            t: usize,
+        ) -> usize {
+            let tokens: [_; N] = std::array::from_fn(|n| x.$blocks().row(t + n));
+            let rows = weight.bytes.chunks_exact(weight.row_bytes());
+            for (r, row) in rows.enumerate().skip(done) {
+                for (n, value) in $row::<F, N>(row, &tokens).into_iter().enumerate() {
+                    // SAFETY: r and t + n are in range.
+                    unsafe { out.set(t + n, r, value) };
+                }
+            }
+            N
         }
-    }
-    N
+    };
 }
+
+rows!(rows32, rows32_of, row32, blocks32);
+rows!(rows256, rows256_of, row256, blocks256);

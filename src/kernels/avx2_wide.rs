@@ -9,8 +9,9 @@
 //! sub-block's integer scale) do for 4 or 8 of the narrow ones. A lane adds up 8 or 16 products; with quants of at most
 //! 127, values below 16 fit 16 of them (15 * 127 * 16 = 30480). Wider values fit once the middle of their range is
 //! subtracted: |value - 16| * 127 * 16 and |value - 32| * 127 * 8 are at most 32512. Values stay unsigned for the
-//! instruction; instead a lane starts at -16 (or -32) times the sum of its quants, which the panel holds, and wraps
-//! around on its way to a sum that fits. Where the format subtracts that very offset, its work is done too.
+//! instruction; instead a lane starts at minus that offset (`panel::offset32`, `panel::offset256`) times the sum of its
+//! quants, which the panel holds, and wraps around on its way to a sum that fits. Where the format subtracts that very
+//! offset, its work is done too. Q8_0 is too wide for any of this: each pair of products is widened at once.
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
 #![expect(
     clippy::needless_range_loop,
@@ -31,7 +32,8 @@ use unpack::{Scratch32, Scratch256};
 
 /// Rows of a tile: two vectors of 8.
 const TILE_ROWS: usize = 16;
-/// Fewer tokens than this do not repay the transposition: what `row32` does faster. Measured on Zen 3.
+
+/// Fewer tokens than this do not repay the transposition: `row32` is faster (`cargo bench --bench kernels`).
 const fn width_min32(format: Format32) -> usize {
     match format {
         Format32::Q4_0 | Format32::Q4_1 | Format32::Q5_0 | Format32::Q5_1 => 5,
@@ -39,7 +41,7 @@ const fn width_min32(format: Format32) -> usize {
     }
 }
 
-/// The same for what `row256` does faster.
+/// The same beside `row256`.
 const fn width_min256(format: Format256) -> usize {
     match format {
         Format256::Q2K | Format256::Q3K => 8,
@@ -138,7 +140,7 @@ pub(super) fn rows256<const F: u8>(
     let row_bytes = weight.row_bytes();
     for first_token in (0..x.width()).step_by(PANEL_TOKENS) {
         let tokens = (x.width() - first_token).min(PANEL_TOKENS);
-        pack256::<F>(x.blocks256(), first_token, tokens, &mut panel);
+        pack256::<F>(x.blocks256(), first_token, tokens, blocks, &mut panel);
         for (tile, rows) in weight.bytes.chunks_exact(TILE_ROWS * row_bytes).enumerate() {
             partial.fill([[[0.0; 8]; 2]; 4]);
             for block in 0..blocks {
@@ -186,14 +188,15 @@ fn tile32<const F: u8, const C: usize>(
 ) {
     let format = Format32::from_index(F);
     let words = const { Words32::of(Format32::from_index(F)) };
-    prefetch(panel, 8 * C * words.count);
+    assert!(count <= 8);
+    prefetch_next(panel, 8 * C * words.count);
     let panel = panel[..C * 8 * words.count].as_ptr();
     let partial = &mut partial[..C];
     let ones = _mm256_set1_epi16(1);
     for b in 0..count {
         let word = |c: usize, word: usize| {
-            // SAFETY: the slice above holds eight blocks of C tokens, and there are no more than eight blocks.
-            unsafe { panel.add((8 * c + b) * words.count + word) }
+            // SAFETY: the slice above holds eight blocks of C tokens, and there are no more than eight blocks; words are below `words.count`.
+            unsafe { *panel.add((8 * c + b) * words.count + word) }
         };
         let mut sums = [[_mm256_setzero_si256(); C]; 2];
         if format == Format32::Q8_0 {
@@ -257,12 +260,12 @@ fn tile256<const F: u8, const C: usize>(
 ) {
     let format = Format256::from_index(F);
     let words = const { Words256::of(Format256::from_index(F)) };
-    prefetch(panel, C * words.count);
+    prefetch_next(panel, C * words.count);
     let panel = panel[..C * words.count].as_ptr();
     let partial = &mut partial[..C];
     let word = |c: usize, word: usize| {
-        // SAFETY: the slice above holds a block of C tokens.
-        unsafe { panel.add(c * words.count + word) }
+        // SAFETY: the slice above holds a block of C tokens; words are below `words.count`.
+        unsafe { *panel.add(c * words.count + word) }
     };
     let mut sums = [[_mm256_setzero_si256(); C]; 2];
     if format == Format256::Q5K {
@@ -381,7 +384,7 @@ fn add_signed_products(
 /// Asks for the words after the first `words` ones: those of the next tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn prefetch(panel: &[i32], words: usize) {
+fn prefetch_next(panel: &[i32], words: usize) {
     for line in (0..words).step_by(16) {
         // Prefetching an address that is not mapped does nothing, so the end of the panel needs no care.
         let at = panel.as_ptr().wrapping_add(words + line);
@@ -392,9 +395,8 @@ fn prefetch(panel: &[i32], words: usize) {
 /// The word in every lane.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-fn broadcast(word: *const i32) -> __m256i {
-    // SAFETY: callers pass addresses of words in the panel, which they checked.
-    unsafe { _mm256_set1_epi32(*word) }
+fn broadcast(word: i32) -> __m256i {
+    _mm256_set1_epi32(word)
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]

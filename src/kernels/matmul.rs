@@ -31,8 +31,8 @@ impl<'a> MatrixView<'a> {
             bytes,
         };
         assert_eq!(
-            view.row_bytes() * rows,
-            bytes.len(),
+            view.row_bytes().checked_mul(rows),
+            Some(bytes.len()),
             "bytes of {rows} rows of {columns} {} elements",
             kind.name()
         );
@@ -121,10 +121,13 @@ pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Produ
             stride,
             first_column,
         } = &mut product.out;
+        let end = first_column.checked_add(weight.rows);
+        let needed = x.width().checked_mul(*stride);
         assert!(
-            *first_column + weight.rows <= *stride && data.len() >= x.width() * *stride,
-            "columns {first_column} to {} of {} rows of {stride} in {} values",
-            *first_column + weight.rows,
+            end.is_some_and(|end| end <= *stride)
+                && needed.is_some_and(|needed| needed <= data.len()),
+            "{} columns from {first_column} of {} rows of {stride} in {} values",
+            weight.rows,
             x.width(),
             data.len()
         );

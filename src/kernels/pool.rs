@@ -1,8 +1,8 @@
 //! The compute pool: runs one function over numbered chunks on a fixed set of threads.
 //!
 //! The caller takes part. Chunks are handed out one at a time by an atomic counter, so that a core disturbed by
-//! another process takes fewer of them and holds up nobody. A worker with nothing to do looks for work for some tens
-//! of microseconds (the gap between two products of one step), then sleeps: an idle server burns no processor time.
+//! another process takes fewer of them and holds up nobody. A worker with nothing to do looks for work for a tenth
+//! of a millisecond (the gap between two products of one step), then sleeps: an idle server burns no processor time.
 //!
 //! A thread whose core is taken away in the middle of a chunk holds up all others until it gets it back, some
 //! milliseconds later. So threads offer their cores (`sched_yield`) when they hold no chunk: between chunks about once
@@ -49,7 +49,7 @@ impl Patience {
         end: Duration::from_micros(3000),
         offer: Duration::from_micros(1000),
     };
-    /// More threads than cores cannot gain by looking: the one that has work needs the core.
+    /// More threads than CPUs cannot gain by looking: the one that has work needs the core.
     const CROWDED: Patience = Patience {
         work: Duration::ZERO,
         end: Duration::ZERO,
@@ -58,8 +58,8 @@ impl Patience {
 
     /// For a pool of so many threads on this machine.
     fn of(threads: usize) -> Patience {
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        match threads > cores {
+        let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+        match threads > cpus {
             true => Patience::CROWDED,
             false => Patience::USUAL,
         }

@@ -45,11 +45,10 @@ impl MappedFile {
         // had from the kernel: bytes of weights may then be any bytes, which no code relies on, and missing ones end
         // the process in the handler below.
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(error)?;
-        // Where the file system has large pages, reading into this mapping makes them, and a step through the weights
-        // misses fewer translations: up to a fifth faster. A file that is cached in small pages stays so.
-        #[cfg(target_os = "linux")]
-        if let Err(error) = map.advise(memmap2::Advice::HugePage) {
-            tracing::debug!("{}: no huge pages: {error}", path.display());
+        // MADV_HUGEPAGE: where the file system has large folios, what is now read ahead comes in them, and a step through
+        // the weights misses fewer translations. What is already cached in small pages stays so.
+        if let Err(refusal) = map.advise(memmap2::Advice::HugePage) {
+            tracing::debug!("{}: no huge pages: {refusal}", path.display());
         }
         let message = format!(
             "strata: {} shrank, or could not be read, while it was mapped; restart with the complete file, or set a \

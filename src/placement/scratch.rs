@@ -26,9 +26,9 @@ pub(super) struct ScratchNeeds {
 }
 
 const F32_BYTES: u64 = 4;
-/// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 with two f16
-/// (4.5), 8 bits by 256 with an f32 and sums by 16 (4.5, rounded up).
-const INPUT_BYTES_OF_FOUR: u64 = 16 + 5 + 5;
+/// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 with scale, sum and
+/// their product (5.5), 8 bits by 256 with a scale and sums by 16 and by 32 (4.9).
+const INPUT_BYTES_OF_FOUR: u64 = 16 + 6 + 5;
 /// What the sampler keeps for each token of the vocabulary: a candidate (token and logit), one at the border of top_p,
 /// and a weight (f64).
 const SAMPLER_BYTES: u64 = 8 + 8 + 8;
@@ -45,7 +45,7 @@ const ANGLE_BYTES: u64 = 8;
 /// | residual, norm and projection | 3 w E |
 /// | attention q, k, v and output | w (q + k + v + o) |
 /// | feed-forward gate, up and product | 3 w F |
-/// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms |
+/// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms; what each compute thread packs of them for a tile is of the heap's overhead |
 /// | rope angles | 8 bytes for each pair of rotated dimensions, w times |
 /// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences); where there are several, twice: the product and the rows that are handed out |
 /// | sampler | 24 bytes for each token of the vocabulary |

@@ -130,14 +130,14 @@ pub(super) fn pack256<const F: u8>(
     x: &Quantised,
     first_token: usize,
     tokens: usize,
+    blocks: usize,
     panel: &mut [i32],
 ) {
     let format = Format256::from_index(F);
     let words = const { Words256::of(Format256::from_index(F)) };
-    let blocks = panel.len() / words.count / tokens;
     for t in 0..tokens {
         let row = x.row(first_token + t);
-        for block in 0..blocks.min(x.quants_stride / 256) {
+        for block in 0..blocks {
             let at = (block * tokens + t) * words.count;
             let to = &mut panel[at..at + words.count];
             let quants = row.quants[256 * block..256 * block + 256].as_ptr();
@@ -158,21 +158,14 @@ pub(super) fn pack256<const F: u8>(
                     }
                 }
             }
-            let sums16 = row.sums16[16 * block..16 * block + 16].as_ptr();
-            let to_sums = to[words.sums..words.sums + words.sums_count].as_mut_ptr();
-            // SAFETY: the slice holds 16 sums, and the target 8 or 4 words.
-            unsafe {
-                let sums16 = _mm256_loadu_si256(sums16.cast());
-                if words.sums_count == 8 {
-                    _mm256_storeu_si256(to_sums.cast(), sums16);
-                } else if words.sums_count == 4 {
-                    let sums32 = _mm256_madd_epi16(sums16, _mm256_set1_epi16(1));
-                    let sums32 = _mm_packs_epi32(
-                        _mm256_castsi256_si128(sums32),
-                        _mm256_extracti128_si256::<1>(sums32),
-                    );
-                    _mm_storeu_si128(to_sums.cast(), sums32);
-                }
+            let sums = match words.sums_count {
+                8 => &row.sums16[16 * block..16 * block + 16],
+                4 => &row.sums_of_32[8 * block..8 * block + 8],
+                _ => &[],
+            };
+            let to_sums = to[words.sums..words.sums + words.sums_count].iter_mut();
+            for (to, [a, b]) in to_sums.zip(sums.as_chunks::<2>().0) {
+                *to = (u32::from(*a as u16) | (u32::from(*b as u16) << 16)) as i32;
             }
             to[words.scale] = row.scales[block].to_bits() as i32;
         }
