@@ -9,14 +9,16 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use strata::bench::MemoryRate;
 use strata::kernels::{
     AttentionRun, AttentionShape, ComputePool, PAGE_TOKENS, PageView, attention,
 };
+use strata::memory::MemoryError;
 
 /// Bits of f16: 0.0625.
 const ELEMENT: u16 = 0x2c00;
 
-fn main() {
+fn main() -> Result<(), MemoryError> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let is_bench = arguments.iter().any(|argument| argument == "--bench");
     let threads = arguments
@@ -27,10 +29,11 @@ fn main() {
     let (depth, prompt, bytes_min, rounds) = if is_bench {
         (4096, 512, 256 << 20, 5)
     } else {
-        (64, 40, 1, 1)
+        (64, 40, 1 << 16, 1)
     };
     let pool = ComputePool::new(threads);
     println!("{}, {threads} threads", pool.instruction_set());
+    let mut memory = MemoryRate::new(bytes_min)?;
     for (heads, kv_heads, length) in [(32, 8, 128), (64, 8, 128), (9, 3, 64), (8, 8, 64)] {
         let shape = AttentionShape {
             heads,
@@ -53,7 +56,10 @@ fn main() {
             })
             .collect();
         let gigabytes = 2.0 * elements.len() as f64 / 1e9;
-        let plain = best(rounds, || read(&pool, &elements));
+        for _ in 0..rounds {
+            memory.measure(&pool);
+        }
+        let plain = memory.bytes_per_second() / 1e9;
         let decode = best(rounds, || {
             for pages in &layers {
                 attend(&pool, &shape, pages, depth - 1, 1);
@@ -71,12 +77,13 @@ fn main() {
         println!(
             "{heads:2} heads, {kv_heads} kv heads of {length:3}: width 1 at {depth}: {:5.2} GB/s of pages, memory {:5.2} ({:3.0} %); {prompt} tokens: {:5.1} GFLOP/s, at the end of {depth}: {:5.1} GFLOP/s",
             gigabytes / decode,
-            gigabytes / plain,
-            100.0 * plain / decode,
+            plain,
+            100.0 * gigabytes / decode / plain,
             gigaflop(0) / first,
             gigaflop(depth - prompt) / late,
         );
     }
+    Ok(())
 }
 
 /// The shortest time of several.
@@ -88,20 +95,6 @@ fn best(rounds: usize, mut run: impl FnMut()) -> f64 {
             start.elapsed().as_secs_f64()
         })
         .fold(f64::INFINITY, f64::min)
-}
-
-/// Reads memory as fast as these threads can: the limit of a single token.
-fn read(pool: &ComputePool, elements: &[u16]) {
-    let chunks: Vec<&[u16]> = elements.chunks(1 << 19).collect();
-    pool.run(chunks.len(), &|index| {
-        let mut sums = [0u16; 64];
-        for line in chunks[index].as_chunks::<64>().0 {
-            for (sum, element) in sums.iter_mut().zip(line) {
-                *sum ^= element;
-            }
-        }
-        black_box(sums);
-    });
 }
 
 fn attend(

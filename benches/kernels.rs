@@ -9,6 +9,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
 
+use strata::bench::MemoryRate;
 use strata::gguf::TensorType;
 use strata::kernels::{Activations, ComputePool, InstructionSet, MatrixView, OutputRows, matmul};
 use strata::memory::{Arena, MemoryError, Region};
@@ -55,6 +56,7 @@ fn main() -> Result<(), MemoryError> {
         // Ordinary numbers wherever a block has its scale, and as floats.
         *byte = 0x30 + (index % 13) as u8;
     }
+    let mut memory = MemoryRate::new(size.weight_bytes)?;
     let fastest = InstructionSet::detect();
     for set in InstructionSet::ALL {
         if !set.is_available() {
@@ -75,7 +77,11 @@ fn main() -> Result<(), MemoryError> {
                     let rows = weights.bytes().len() / row_bytes as usize;
                     let bytes = &weights.bytes()[..rows * row_bytes as usize];
                     let weight = MatrixView::new(kind, rows, columns, bytes);
-                    println!("  {:5} {}", kind.name(), line(&size, &pool, &weight));
+                    println!(
+                        "  {:5} {}",
+                        kind.name(),
+                        line(&size, &pool, &mut memory, &weight)
+                    );
                 }
             }
         }
@@ -84,7 +90,12 @@ fn main() -> Result<(), MemoryError> {
 }
 
 /// The figures of one matrix.
-fn line(size: &Size, pool: &ComputePool, weight: &MatrixView<'_>) -> String {
+fn line(
+    size: &Size,
+    pool: &ComputePool,
+    memory: &mut MemoryRate,
+    weight: &MatrixView<'_>,
+) -> String {
     let is_portable = pool.instruction_set() == InstructionSet::Portable;
     let narrow_rows = match is_portable {
         true => size.portable_rows,
@@ -96,7 +107,8 @@ fn line(size: &Size, pool: &ComputePool, weight: &MatrixView<'_>) -> String {
     };
     let narrow = weight.slice(0..narrow_rows.min(weight.rows));
     let wide = weight.slice(0..wide_rows.min(weight.rows));
-    let plain = weight.bytes.len() as f64 / best(size.rounds, || read(pool, weight.bytes));
+    memory.measure(pool);
+    let plain = memory.bytes_per_second();
     let mut line = String::new();
     for width in [1, 4, 8] {
         let rate = narrow.bytes.len() as f64 / best(size.rounds, || multiply(pool, &narrow, width));
@@ -123,20 +135,6 @@ fn best(rounds: usize, mut run: impl FnMut()) -> f64 {
             start.elapsed().as_secs_f64()
         })
         .fold(f64::INFINITY, f64::min)
-}
-
-/// Reads memory as fast as these threads can: the limit of every product at width 1.
-fn read(pool: &ComputePool, bytes: &[u8]) {
-    let chunks: Vec<&[u8]> = bytes.chunks(1 << 20).collect();
-    pool.run(chunks.len(), &|index| {
-        let mut sums = [0u64; 16];
-        for line in chunks[index].as_chunks::<128>().0 {
-            for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
-                *sum ^= u64::from_le_bytes(*word);
-            }
-        }
-        black_box(sums);
-    });
 }
 
 fn multiply(pool: &ComputePool, weight: &MatrixView<'_>, width: usize) {
