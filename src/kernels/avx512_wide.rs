@@ -21,7 +21,7 @@ use super::matmul::{MatrixView, Output};
 /// Rows of a tile: two vectors of 16.
 const TILE_ROWS: usize = 32;
 /// Fewer tokens than this do not repay the transposition.
-const WIDTH_MIN: usize = 5;
+const WIDTH_MIN: usize = 17;
 /// Tokens whose partial sums are kept at once: 128 KiB at most, half of a small second-level cache.
 const PANEL_TOKENS: usize = 128;
 /// Tokens that share a loaded vector of weights; bounded by the 32 registers.

@@ -40,6 +40,8 @@ mod matmul;
 mod pool;
 mod portable;
 mod rope;
+#[cfg(target_arch = "x86_64")]
+mod row_loops;
 mod simd;
 
 pub use activations::Activations;

@@ -14,7 +14,7 @@ macro_rules! for_each {
         })*
     };
 }
-pub(super) use for_each;
+pub(in crate::kernels) use for_each;
 
 /// The 16 scales and the 16 minimums of a block of 256.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -78,18 +78,6 @@ pub(in crate::kernels) fn heads256<const F: u8>(block: &[u8]) -> [u16; 2] {
     }
 }
 
-/// The scales and the minimums of four blocks, from their f16.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-pub(in crate::kernels) fn heads_to_floats(heads: [[u16; 2]; 4]) -> (__m128, __m128) {
-    let halves: [u16; 8] = std::array::from_fn(|i| heads[i % 4][i / 4]);
-    let floats = halves_to_floats(&halves);
-    (
-        _mm256_castps256_ps128(floats),
-        _mm256_extractf128_ps::<1>(floats),
-    )
-}
-
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(in crate::kernels) fn halves_to_floats(halves: &[u16; 8]) -> __m256 {
@@ -100,7 +88,7 @@ pub(in crate::kernels) fn halves_to_floats(halves: &[u16; 8]) -> __m256 {
 /// Lane i is the sum of vector i.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-pub(in crate::kernels) fn sums_of_four(v: [__m256i; 4]) -> __m128i {
+pub(super) fn sums_of_four(v: [__m256i; 4]) -> __m128i {
     let both = transpose_add(v);
     _mm_add_epi32(
         _mm256_castsi256_si128(both),
@@ -132,7 +120,7 @@ pub(in crate::kernels) fn sum_of_eight(partial: __m256) -> f32 {
 /// The four partial sums in their fixed order.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-pub(in crate::kernels) fn total_of_four(partial: __m128) -> f32 {
+pub(super) fn total_of_four(partial: __m128) -> f32 {
     let two = _mm_add_ps(partial, _mm_shuffle_ps::<0b10_11_00_01>(partial, partial));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehl_ps(two, two)))
 }
@@ -151,9 +139,26 @@ pub(in crate::kernels) fn prefetch(at: *const u8, bytes: usize) {
     }
 }
 
+/// `prefetch` for block I of `COUNT` blocks of `bytes` bytes each, which lie one after another from `start` on: each cache
+/// line once.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(in crate::kernels) fn prefetch_lines<const I: usize, const COUNT: usize>(
+    start: *const u8,
+    bytes: usize,
+) {
+    let first = (I * bytes).next_multiple_of(64);
+    let end = if I + 1 == COUNT {
+        COUNT * bytes
+    } else {
+        ((I + 1) * bytes).next_multiple_of(64)
+    };
+    prefetch(start.wrapping_add(first), end - first);
+}
+
 /// The last blocks of a row, with zeros behind them.
 #[cold]
-pub(super) fn zero_padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
+pub(in crate::kernels) fn zero_padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let mut padded = [0; N];
     padded[..bytes.len()].copy_from_slice(bytes);
     padded
