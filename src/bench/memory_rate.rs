@@ -1,13 +1,9 @@
 //! How fast the threads of a pool read memory: the limit of a step that reads its weights once.
 
-use crate::kernels::ComputePool;
+use crate::kernels::{ComputePool, read_all};
 use crate::memory::{Arena, MemoryError, Region};
-use std::hint::black_box;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// What a thread reads in one go. Far more than starting on it costs, far less than its share.
-const CHUNK_BYTES: usize = 1 << 20;
 
 /// Memory that no cache holds, and the best rate at which it was read.
 pub struct MemoryRate {
@@ -30,9 +26,8 @@ impl MemoryRate {
 
     /// Reads everything once with all threads of `pool`.
     pub fn measure(&mut self, pool: &ComputePool) {
-        let chunks: Vec<&[u8]> = self.region.bytes().chunks(CHUNK_BYTES).collect();
         let started = Instant::now();
-        pool.run(chunks.len(), &|index| read(chunks[index]));
+        read_all(pool, self.region.bytes());
         let seconds = started.elapsed().as_secs_f64();
         if seconds > 0.0 {
             self.best = self.best.max(self.region.bytes().len() as f64 / seconds);
@@ -43,17 +38,6 @@ impl MemoryRate {
     pub fn bytes_per_second(&self) -> f64 {
         self.best
     }
-}
-
-/// Loads every byte. Sixteen sums, so that no load waits for another's sum.
-fn read(bytes: &[u8]) {
-    let mut sums = [0u64; 16];
-    for line in bytes.as_chunks::<128>().0 {
-        for (sum, word) in sums.iter_mut().zip(line.as_chunks::<8>().0) {
-            *sum ^= u64::from_le_bytes(*word);
-        }
-    }
-    black_box(sums);
 }
 
 #[cfg(test)]

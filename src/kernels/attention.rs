@@ -21,6 +21,7 @@ use std::sync::{Mutex, PoisonError};
 use super::ComputePool;
 use super::half_floats::f32_to_f16;
 use super::simd::{self, Lanes};
+use super::streaming;
 
 /// Rows of a tile, about: so many that making f32 of a page is little beside using it, so few that what belongs to them
 /// stays in the nearest caches.
@@ -419,8 +420,8 @@ fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, rows: &mut Rows) {
                 && let Some(next) = tile.pages.get(page + 1)
                 && let Some(next) = E::view(*next)
             {
-                simd::prefetch(shape.keys(next, task.kv_head));
-                simd::prefetch(shape.values(next, task.kv_head));
+                streaming::whole(shape.keys(next, task.kv_head));
+                streaming::whole(shape.values(next, task.kv_head));
             }
             add_page::<L, E>(rows, page_keys, page_values);
             continue;

@@ -1,7 +1,7 @@
 //! Products with quantised weights on AVX-512 (with VBMI and VNNI). One row at a time, walked in order; up to eight
 //! tokens share the unpacking of a block. Many tokens go to `avx512_wide`. The order of the arithmetic is the parent module's.
 //!
-//! At width 1 the limit is how many cache misses are in flight, so memory is asked for well ahead (`avx2::prefetch`).
+//! At width 1 the limit is how many cache misses are in flight, so memory is asked for well ahead (`streaming::ahead`).
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
 
 mod parts;

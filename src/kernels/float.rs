@@ -15,6 +15,7 @@ use super::InstructionSet;
 use super::activations::Activations;
 use super::matmul::{MatrixView, Output};
 use super::simd::{self, Lanes};
+use super::streaming;
 
 /// Rows of float weights times all tokens.
 pub(super) fn rows(set: InstructionSet, weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
@@ -138,6 +139,9 @@ fn tile<L: Lanes, E: Elements<BYTES>, const BYTES: usize, const N: usize>(
         let mut values = [L::splat(0.0); N];
         for i in 0..N {
             values[i] = L::load(&tokens[i][v]);
+        }
+        if N == 1 && (v * BYTES).is_multiple_of(64) {
+            streaming::ahead(rows[0][v].as_ptr(), 64);
         }
         for r in 0..N {
             let weights = E::load::<L>(&rows[r][v]);

@@ -43,6 +43,7 @@ mod rope;
 #[cfg(target_arch = "x86_64")]
 mod row_loops;
 mod simd;
+mod streaming;
 
 pub use activations::Activations;
 pub use attention::{
@@ -54,3 +55,4 @@ pub use instruction_set::InstructionSet;
 pub use matmul::{MatrixView, OutputRows, Product, matmul, matmul_all};
 pub use pool::ComputePool;
 pub use rope::{RopeAngles, RopePairs, RopeTable, rope};
+pub use streaming::read_all;

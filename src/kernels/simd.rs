@@ -66,23 +66,6 @@ pub(super) trait Lanes: Copy {
     }
 }
 
-/// Asks for the lines that hold `of`: worth it where the next memory to be read is not the next in address.
-#[inline(always)]
-pub(super) fn prefetch<T>(of: &[T]) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let start = of.as_ptr().cast::<i8>();
-        for offset in (0..size_of_val(of)).step_by(64) {
-            #[expect(unsafe_code, reason = "a processor intrinsic")]
-            // SAFETY: SSE is part of x86-64; a prefetch reads nothing, whatever the address.
-            unsafe {
-                _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(offset));
-            }
-        }
-    }
-}
-
 /// e^x for each lane: relative error at most 2e-7 for -87.3 <= x <= 88, exactly 0 below (and for a NaN), e^88 above.
 ///
 /// x = n ln 2 + r with |r| <= ln 2 / 2, and e^r by the polynomial of Cephes (`expf`).

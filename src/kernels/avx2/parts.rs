@@ -1,4 +1,4 @@
-//! What the loops over rows are made of: scales of blocks, sums across lanes, prefetching. Those of AVX-512 use it too.
+//! What the loops over rows are made of: scales of blocks, sums across lanes. Those of AVX-512 use it too.
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
 
 use std::arch::x86_64::*;
@@ -123,37 +123,6 @@ pub(in crate::kernels) fn sum_of_eight(partial: __m256) -> f32 {
 pub(super) fn total_of_four(partial: __m128) -> f32 {
     let two = _mm_add_ps(partial, _mm_shuffle_ps::<0b10_11_00_01>(partial, partial));
     _mm_cvtss_f32(_mm_add_ss(two, _mm_movehl_ps(two, two)))
-}
-
-/// Asks for the memory ahead of the next `bytes` bytes: soon needed to the first-level cache, later needed to the
-/// second. Weights are walked in order, but the processor's own prefetcher stops at each 4 KiB page.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-pub(in crate::kernels) fn prefetch(at: *const u8, bytes: usize) {
-    const NEAR: usize = 1536;
-    const FAR: usize = 16 << 10;
-    for line in (0..bytes).step_by(64) {
-        // Prefetching an address that is not mapped does nothing, so the end of the weights needs no care.
-        _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(NEAR + line).cast());
-        _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(FAR + line).cast());
-    }
-}
-
-/// `prefetch` for block I of `COUNT` blocks of `bytes` bytes each, which lie one after another from `start` on: each cache
-/// line once.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-pub(in crate::kernels) fn prefetch_lines<const I: usize, const COUNT: usize>(
-    start: *const u8,
-    bytes: usize,
-) {
-    let first = (I * bytes).next_multiple_of(64);
-    let end = if I + 1 == COUNT {
-        COUNT * bytes
-    } else {
-        ((I + 1) * bytes).next_multiple_of(64)
-    };
-    prefetch(start.wrapping_add(first), end - first);
 }
 
 /// The last blocks of a row, with zeros behind them.

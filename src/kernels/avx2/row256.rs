@@ -10,7 +10,8 @@ use std::arch::x86_64::*;
 
 use super::super::activations::QuantisedRow;
 use super::super::blocks::Format256;
-use super::parts::{for_each, prefetch, scales256, sums_of_four, total_of_four, zero_padded};
+use super::super::streaming;
+use super::parts::{for_each, scales256, sums_of_four, total_of_four, zero_padded};
 
 /// One row times N tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -133,7 +134,7 @@ unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
         // SAFETY: as the caller promises; `scales` is followed by 12 values.
         unsafe {
             let block = start.add(I * block_bytes);
-            prefetch(block, block_bytes);
+            streaming::ahead_of_block::<I, 4>(start, block_bytes);
             let quants = |n: usize, at: usize| {
                 let at = 256 * (first + I) + at;
                 _mm256_loadu_si256(tokens[n].quants.as_ptr().add(at).cast())
@@ -256,7 +257,7 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
         // SAFETY: as the caller promises.
         unsafe {
             let block = start.add(I * block_bytes);
-            prefetch(block, block_bytes);
+            streaming::ahead_of_block::<I, 4>(start, block_bytes);
             let bytes = std::slice::from_raw_parts(block, block_bytes);
             let (scales, minimums) = scales256::<F>(bytes);
             let quants = |n: usize, at: usize| {

@@ -5,7 +5,8 @@ use std::arch::x86_64::*;
 
 use super::super::activations::QuantisedRow;
 use super::super::blocks::Format32;
-use super::parts::{for_each, prefetch, sum_of_eight, transpose_add};
+use super::super::streaming;
+use super::parts::{for_each, sum_of_eight, transpose_add};
 
 /// One row times N tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -51,7 +52,7 @@ fn group32<const F: u8, const N: usize, const FULL: bool>(
     let count = if FULL { 8 } else { count };
     assert_eq!(group.len(), count * block_bytes);
     let start = group.as_ptr();
-    prefetch(start, 8 * block_bytes);
+    streaming::ahead(start, 8 * block_bytes);
     let mut values = [_mm256_setzero_si256(); 8];
     for_each!(0 1 2 3 4 5 6 7, BLOCK => {
         if BLOCK < count {

@@ -8,8 +8,9 @@
 use std::arch::x86_64::*;
 
 use super::super::activations::QuantisedRow;
-use super::super::avx2::{for_each, prefetch_lines, scales256, zero_padded};
+use super::super::avx2::{for_each, scales256, zero_padded};
 use super::super::blocks::Format256;
+use super::super::streaming;
 use super::parts::{multiply_add_pairs, totals, values256};
 
 /// Tokens that share the unpacking of a row: their sums of four blocks fill all registers.
@@ -141,7 +142,7 @@ unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
         if I < count {
             // SAFETY: as the caller promises.
             let block = unsafe { std::slice::from_raw_parts(start.add(I * block_bytes), block_bytes) };
-            prefetch_lines::<I, 4>(start, block_bytes);
+            streaming::ahead_of_block::<I, 4>(start, block_bytes);
             let values = values256::<F>(block);
             for_each!(0 1 2 3, V => {
                 // One scale for the values of each half.
@@ -226,7 +227,7 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
         if I < count {
             // SAFETY: as the caller promises.
             let block = unsafe { std::slice::from_raw_parts(start.add(I * block_bytes), block_bytes) };
-            prefetch_lines::<I, 4>(start, block_bytes);
+            streaming::ahead_of_block::<I, 4>(start, block_bytes);
             let (scales, minimums) = scales256::<F>(block);
             let of_sums = match format {
                 Format256::Q3K => _mm256_slli_epi16::<2>(scales),

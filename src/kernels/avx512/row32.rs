@@ -4,8 +4,9 @@
 use std::arch::x86_64::*;
 
 use super::super::activations::QuantisedRow;
-use super::super::avx2::{prefetch, sum_of_eight};
+use super::super::avx2::sum_of_eight;
 use super::super::blocks::Format32;
+use super::super::streaming;
 
 /// One row times N tokens.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
@@ -44,7 +45,7 @@ fn group32<const F: u8, const N: usize, const FULL: bool>(
     // The compiler has to know, and to find one call of each: it inlines the function only then.
     let count = if FULL { 8 } else { count };
     assert_eq!(group.len(), count * block_bytes);
-    prefetch(group.as_ptr(), 8 * block_bytes);
+    streaming::ahead(group.as_ptr(), 8 * block_bytes);
     let mut values = [_mm512_setzero_si512(); 4];
     for (i, values) in values.iter_mut().enumerate() {
         if 2 * i < count {
