@@ -45,13 +45,14 @@ class Line:
 
 
 def memory_rate(results):
-    """The best rate that any round of the whole run saw: in a disturbed row less would flatter."""
-    return max(rate for result in results.values() for rate in result["strata"]["ram_read_bytes_per_second"])
+    """The median of the row's rounds, as everything else: each round tells the best of its passes over memory."""
+    return statistics.median(results["strata"]["ram_read_bytes_per_second"])
 
 
-def assess(row, results, memory):
+def assess(row, results):
     """The lines of one row: beside the memory's limit, beside the best peer, or both."""
     ours = statistics.median(results["strata"]["rounds"])
+    memory = memory_rate(results)
     limit = memory / results["strata"]["bytes_per_step"] * row.sequences
     lines = []
     if row.limit_bar:
@@ -77,12 +78,12 @@ def _processor():
 
 
 def _facts(arguments, results):
-    memory = memory_rate(results)
+    rates = [memory_rate(result) for result in results.values()]
     sets = sorted({result["strata"]["instruction_set"] for result in results.values()})
     today = datetime.date.today().isoformat()
     return [
         f"{today}; {_processor()}; strata computes with {', '.join(sets)}",
-        f"RAM is read at {memory / 1e9:.1f} GB/s; {arguments.threads} threads; medians of {arguments.rounds} rounds; tokens/s",
+        f"RAM is read at {min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f} GB/s; {arguments.threads} threads; medians of {arguments.rounds} rounds; tokens/s",
         PEERS_SHOWN,
     ]
 

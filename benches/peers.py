@@ -4,8 +4,8 @@
 Each row of the table is one race: in each round strata and its peers run one after another on the same file, in an order
 that is reversed every other round, so that drift of the machine meets all of them. A process runs alone and computes for
 all it is worth; the first round of each row brings the file into the page cache and is not counted. Figures are medians.
-The limit of decode is the rate at which plain reads of RAM go, taken by strata in the same rounds, over the bytes that a
-step has to read.
+The limit of decode is the rate at which plain reads of RAM go, taken by strata in the same rounds with the same threads
+and prefetching, over the bytes that a step has to read.
 
     peers.py --strata target/release/strata --vocabulary models/SmolLM2-135M-Instruct.Q4_1.gguf
     peers.py ... --only 8b-decode q8_0 --rounds 3 --write-table FILE.md
@@ -23,7 +23,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 from build_peers import PEERS, end_on_sigterm, llama_cpp, mistral_rs  # noqa: E402
 from peer_race import Competitors, Row, available_bytes, race  # noqa: E402
-from peer_table import assess, memory_rate, write_json, write_markdown, write_text  # noqa: E402
+from peer_table import assess, write_json, write_markdown, write_text  # noqa: E402
 from wheels import ROOT, Problem, locked, require_free_space, say  # noqa: E402
 
 SMALL, LARGE = "smollm2", "llama-3.1-8b"
@@ -157,8 +157,7 @@ def run(arguments):
             )
         say(f"{row.work} ({os.path.basename(paths[row.model])}, {size / 1e9:.2f} GB)")
         results[row.name] = race(row, paths[row.model], competitors, arguments.rounds)
-        memory = memory_rate(results)
-        lines = [line for done in rows if done.name in results for line in assess(done, results[done.name], memory)]
+        lines = [line for done in rows if done.name in results for line in assess(done, results[done.name])]
         # After each row, so that an interrupted run leaves what it has.
         write_json(arguments, results, lines, os.path.join(PEERS, "peers.json"))
     write_text(arguments, results, lines)

@@ -9,9 +9,9 @@ use std::sync::OnceLock;
 
 use crate::gguf::TensorType;
 
-use super::ComputePool;
 use super::blocks::{Storage, storage};
 use super::simd::{self, Lanes};
+use super::{ComputePool, InstructionSet};
 
 /// `width` rows of `columns` elements. The 8-bit forms are made when a product first needs them and kept, so that
 /// products over q, k, v and all row slices share them.
@@ -30,6 +30,10 @@ pub(super) struct Quantised {
     /// Where the first row starts: at a cache line, so that no vector that is loaded lies in two.
     quants_start: usize,
     pub(super) quants_stride: usize,
+    /// Blocks of 32 on AVX-512: the quants once more, of each four blocks the first halves, then the second halves. Rows
+    /// start and follow one another as those of `quants` do. Others: unused.
+    quants_by_half: Vec<i8>,
+    by_half_start: usize,
     /// One for each block.
     pub(super) scales: Vec<f32>,
     /// Blocks of 32: the block's sum. Blocks of 256: unused.
@@ -48,6 +52,7 @@ pub(super) struct Quantised {
 #[derive(Clone, Copy)]
 pub(super) struct QuantisedRow<'a> {
     pub(super) quants: &'a [i8],
+    pub(super) quants_by_half: &'a [i8],
     pub(super) scales: &'a [f32],
     pub(super) sums32: &'a [i32],
     pub(super) scaled_sums: &'a [f32],
@@ -59,9 +64,14 @@ impl Quantised {
     pub(super) fn row(&self, t: usize) -> QuantisedRow<'_> {
         let blocks = t * self.blocks_stride..(t + 1) * self.blocks_stride;
         let of = |range: &std::ops::Range<usize>, unit: usize| range.start * unit..range.end * unit;
+        let quants = t * self.quants_stride..(t + 1) * self.quants_stride;
         QuantisedRow {
-            quants: &self.quants[self.quants_start + t * self.quants_stride..]
-                [..self.quants_stride],
+            quants: &self.quants[self.quants_start..][quants.clone()],
+            quants_by_half: self
+                .quants_by_half
+                .get(self.by_half_start..)
+                .and_then(|all| all.get(quants))
+                .unwrap_or(&[]),
             scales: &self.scales[blocks.clone()],
             sums32: self.sums32.get(blocks.clone()).unwrap_or(&[]),
             scaled_sums: self.scaled_sums.get(blocks.clone()).unwrap_or(&[]),
@@ -140,12 +150,17 @@ impl<'a> Activations<'a> {
         let (short, long) = if BLOCK == 32 { (1, 0) } else { (0, 16) };
         let count = self.width * blocks_stride;
         // Where the values fit memory as floats, their quants and what belongs to them do too.
+        let by_half = usize::from(BLOCK == 32 && pool.instruction_set() == InstructionSet::Avx512);
         let quants = vec![0; self.width * quants_stride + 63];
         let quants_start = quants.as_ptr().align_offset(64);
+        let quants_by_half = vec![0; (self.width * quants_stride + 63) * by_half];
+        let by_half_start = quants_by_half.as_ptr().align_offset(64) * by_half;
         let mut quantised = Quantised {
             quants,
             quants_start,
             quants_stride,
+            quants_by_half,
+            by_half_start,
             scales: vec![0.0; count],
             sums32: vec![0; count * short],
             scaled_sums: vec![0.0; count * short],
@@ -155,6 +170,7 @@ impl<'a> Activations<'a> {
         };
         let rows = Rows {
             quants: quantised.quants[quants_start..].as_mut_ptr(),
+            quants_by_half: quantised.quants_by_half[by_half_start..].as_mut_ptr(),
             scales: quantised.scales.as_mut_ptr(),
             sums32: quantised.sums32.as_mut_ptr(),
             scaled_sums: quantised.scaled_sums.as_mut_ptr(),
@@ -173,6 +189,11 @@ impl<'a> Activations<'a> {
                     let at = t * blocks_stride;
                     RowMut {
                         quants: slice(rows.quants, t * quants_stride, self.columns),
+                        quants_by_half: slice(
+                            rows.quants_by_half,
+                            t * quants_stride * by_half,
+                            self.columns.next_multiple_of(128) * by_half,
+                        ),
                         scales: slice(rows.scales, at, blocks),
                         sums32: slice(rows.sums32, at * short, blocks * short),
                         scaled_sums: slice(rows.scaled_sums, at * short, blocks * short),
@@ -189,6 +210,7 @@ impl<'a> Activations<'a> {
 
 struct Rows {
     quants: *mut i8,
+    quants_by_half: *mut i8,
     scales: *mut f32,
     sums32: *mut i32,
     scaled_sums: *mut f32,
@@ -208,6 +230,7 @@ unsafe fn slice<'a, T>(start: *mut T, at: usize, len: usize) -> &'a mut [T] {
 
 struct RowMut<'a> {
     quants: &'a mut [i8],
+    quants_by_half: &'a mut [i8],
     scales: &'a mut [f32],
     sums32: &'a mut [i32],
     scaled_sums: &'a mut [f32],
@@ -231,6 +254,16 @@ fn quantise_row_on<L: Lanes, const BLOCK: usize>(values: &[f32], out: &mut RowMu
             let sum: i32 = quants.iter().map(|quant| i32::from(*quant)).sum();
             out.sums32[index] = sum;
             out.scaled_sums[index] = scale * sum as f32;
+            if let Some(four) = out
+                .quants_by_half
+                .as_chunks_mut::<128>()
+                .0
+                .get_mut(index / 4)
+            {
+                let at = 16 * (index % 4);
+                four[at..at + 16].copy_from_slice(&quants[..16]);
+                four[64 + at..64 + at + 16].copy_from_slice(&quants[16..]);
+            }
         } else {
             let sums = &mut out.sums16[16 * index..16 * index + 16];
             for (sum, quants) in sums.iter_mut().zip(quants.as_chunks::<16>().0) {

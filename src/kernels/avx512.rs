@@ -13,7 +13,6 @@ use row32::row32;
 use row256::row256;
 
 pub(super) use parts::values256;
-pub(super) use row32::values_of_two;
 
 row_loops!(
     "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni",

@@ -14,7 +14,7 @@ use std::arch::x86_64::*;
 
 use super::activations::{Activations, QuantisedRow};
 use super::avx2::{heads256, scales256};
-use super::avx512::{values_of_two, values256};
+use super::avx512::values256;
 use super::blocks::{Format32, Format256};
 use super::matmul::{MatrixView, Output};
 
@@ -463,4 +463,58 @@ fn transpose(rows: &[__m512i; 16]) -> [__m512i; 16] {
         columns[12 + c] = _mm512_shuffle_i32x4::<0xdd>(odd, upper_odd);
     }
     columns
+}
+/// The unsigned values of two blocks of 32 (`count` 2) or of one, the rest zero.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[inline]
+fn values_of_two<const F: u8>(blocks: &[u8], count: usize) -> __m512i {
+    let format = Format32::from_index(F);
+    let block_bytes = format.block_bytes();
+    assert!(blocks.len() >= count * block_bytes);
+    let start = blocks.as_ptr();
+    if format == Format32::Q8_0 {
+        // SAFETY: `count` blocks are there.
+        let signed = unsafe {
+            let first = _mm256_loadu_si256(start.add(2).cast());
+            let second = if count == 2 {
+                _mm256_loadu_si256(start.add(36).cast())
+            } else {
+                _mm256_setzero_si256()
+            };
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second)
+        };
+        return _mm512_xor_si512(signed, _mm512_set1_epi8(-128));
+    }
+    let present = (1u64 << (count * block_bytes)) - 1;
+    // SAFETY: only bytes of the blocks that are there are loaded.
+    let bytes = unsafe { _mm512_maskz_loadu_epi8(present, start.cast()) };
+    // Each block's 16 quants twice: for the lower and for the upper nibbles.
+    let quants = (block_bytes - 16) as i64;
+    let ascending = |from: i64| {
+        let bytes: i64 = 0x0706_0504_0302_0100;
+        (
+            bytes + from * 0x0101_0101_0101_0101,
+            bytes + (from + 8) * 0x0101_0101_0101_0101,
+        )
+    };
+    let (a, b) = ascending(quants);
+    let (c, d) = ascending(quants + block_bytes as i64);
+    let index = _mm512_setr_epi64(a, b, a, b, c, d, c, d);
+    let quants = _mm512_permutexvar_epi8(index, bytes);
+    let shifts = _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4);
+    let nibbles = _mm512_and_si512(_mm512_srlv_epi64(quants, shifts), _mm512_set1_epi8(15));
+    if !matches!(format, Format32::Q5_0 | Format32::Q5_1) {
+        return nibbles;
+    }
+    let bits = |block: usize| {
+        let at = block * block_bytes + block_bytes - 20;
+        let bits = blocks[at..].first_chunk::<4>();
+        bits.map_or(0, |bits| u64::from(u32::from_le_bytes(*bits)))
+    };
+    let fifth = if count == 2 {
+        bits(0) | (bits(1) << 32)
+    } else {
+        bits(0)
+    };
+    _mm512_mask_add_epi8(nibbles, fifth, nibbles, _mm512_set1_epi8(16))
 }

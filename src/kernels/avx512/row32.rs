@@ -1,44 +1,78 @@
 //! One row of weights in blocks of 32 times a few tokens, eight blocks at a time.
+//!
+//! Formats of four bits a value keep value i and value i + 16 of a block in one byte. The lower nibbles of four blocks
+//! make one vector and the upper ones another; `Activations` has the quants in that order (`quants_by_half`). So only
+//! four lanes are left to be added for each block, and two tokens fill one vector with their sums.
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
+#![expect(
+    clippy::needless_range_loop,
+    reason = "an index keeps several arrays in step"
+)]
 
 use std::arch::x86_64::*;
 
 use super::super::activations::QuantisedRow;
-use super::super::avx2::sum_of_eight;
+use super::super::avx2::{for_each, sum_of_eight};
 use super::super::blocks::Format32;
 use super::super::streaming;
 
-/// One row times N tokens.
+/// Two tokens that share a vector: lanes 0 to 7 are blocks 0 to 7 of the first, 8 to 15 those of the second.
+const PAIRS_MAX: usize = 4;
+
+/// One row times N tokens, at most `2 * PAIRS_MAX`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline]
 pub(super) fn row32<const F: u8, const N: usize>(
     row: &[u8],
     tokens: &[QuantisedRow<'_>; N],
 ) -> [f32; N] {
+    const { assert!(N == 1 || N.is_multiple_of(2) && N <= 2 * PAIRS_MAX) };
     let block_bytes = Format32::from_index(F).block_bytes();
-    let mut partial = [_mm256_setzero_ps(); N];
+    let blocks = row.len() / block_bytes;
+    for token in tokens {
+        // What the loops below read: whole groups of eight blocks.
+        let padded = blocks.next_multiple_of(8);
+        assert!(token.quants.len() >= 32 * padded && token.quants_by_half.len() >= 32 * padded);
+        assert!(token.scales.len() >= padded && token.sums32.len() >= padded);
+        assert!(token.scaled_sums.len() >= padded);
+    }
+    let mut partial = [_mm512_setzero_ps(); PAIRS_MAX];
     let mut groups = row.chunks_exact(8 * block_bytes);
     let mut first = 0;
     for group in &mut groups {
-        group32::<F, N, true>(group, 8, first, tokens, &mut partial);
+        // SAFETY: eight blocks; the tokens were checked above.
+        unsafe { add_group::<F, N, true>(group, 8, first, tokens, &mut partial) };
         first += 8;
     }
     let rest = groups.remainder();
     if !rest.is_empty() {
-        group32::<F, N, false>(rest, rest.len() / block_bytes, first, tokens, &mut partial);
+        let count = rest.len() / block_bytes;
+        // SAFETY: `count` blocks; the tokens were checked above.
+        unsafe { add_group::<F, N, false>(rest, count, first, tokens, &mut partial) };
     }
-    partial.map(|partial| sum_of_eight(partial))
+    std::array::from_fn(|n| {
+        let pair = partial[n / 2];
+        let half = if n % 2 == 0 {
+            _mm512_castps512_ps256(pair)
+        } else {
+            _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(pair)))
+        };
+        sum_of_eight(half)
+    })
 }
 
-/// Adds `count` blocks (all eight, or the last of a row), the first of which has index `first`.
+/// Adds `count` blocks (eight where `FULL`), the first of which has index `first`, to the partial sums.
+///
+/// # Safety
+/// `group` holds `count` blocks; the tokens have all that belongs to eight blocks from `first` on.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline]
-fn group32<const F: u8, const N: usize, const FULL: bool>(
+unsafe fn add_group<const F: u8, const N: usize, const FULL: bool>(
     group: &[u8],
     count: usize,
     first: usize,
     tokens: &[QuantisedRow<'_>; N],
-    partial: &mut [__m256; N],
+    partial: &mut [__m512; PAIRS_MAX],
 ) {
     let format = Format32::from_index(F);
     let block_bytes = format.block_bytes();
@@ -46,126 +80,243 @@ fn group32<const F: u8, const N: usize, const FULL: bool>(
     let count = if FULL { 8 } else { count };
     assert_eq!(group.len(), count * block_bytes);
     streaming::ahead(group.as_ptr(), 8 * block_bytes);
-    let mut values = [_mm512_setzero_si512(); 4];
-    for (i, values) in values.iter_mut().enumerate() {
-        if 2 * i < count {
-            let pair = &group[2 * i * block_bytes..];
-            *values = values_of_two::<F>(pair, (count - 2 * i).min(2));
-        }
-    }
-    let present = ((1u32 << count) - 1) as u8;
-    let offsets = _mm256_mullo_epi32(
-        _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-        _mm256_set1_epi32(block_bytes as i32),
-    );
-    // SAFETY: each block that is present starts with the four bytes gathered.
-    let heads = unsafe {
-        let zero = _mm256_setzero_si256();
-        _mm256_mmask_i32gather_epi32::<1>(zero, present, offsets, group.as_ptr().cast())
+    // SAFETY: `count` blocks are there.
+    let (values, heads) = unsafe {
+        let values = values_of_eight::<F>(group.as_ptr(), count);
+        (values, heads_of_eight::<F, FULL>(group.as_ptr(), count))
     };
-    let scales = _mm256_cvtph_ps(_mm256_cvtepi32_epi16(heads));
-    let minimums = _mm256_cvtph_ps(_mm256_cvtepi32_epi16(_mm256_srli_epi32::<16>(heads)));
-    for (token, partial) in tokens.iter().zip(partial) {
-        let quants = token.quants[32 * first..32 * first + 256].as_ptr();
-        let mut products = [_mm512_setzero_si512(); 4];
-        for (i, product) in products.iter_mut().enumerate() {
-            // SAFETY: the slice above holds eight blocks.
-            let quants = unsafe { _mm512_loadu_si512(quants.add(64 * i).cast()) };
-            *product = _mm512_dpbusd_epi32(*product, values[i], quants);
-        }
-        let mut sums = sums_of_eight(products);
-        let eight = first..first + 8;
-        // SAFETY: each slice holds eight values.
-        let (x_scales, x_sums, x_scaled_sums) = unsafe {
-            (
-                _mm256_loadu_ps(token.scales[eight.clone()].as_ptr()),
-                _mm256_loadu_si256(token.sums32[eight.clone()].as_ptr().cast()),
-                _mm256_loadu_ps(token.scaled_sums[eight].as_ptr()),
-            )
-        };
-        sums = match format {
-            Format32::Q4_0 => _mm256_sub_epi32(sums, _mm256_slli_epi32::<3>(x_sums)),
-            Format32::Q5_0 => _mm256_sub_epi32(sums, _mm256_slli_epi32::<4>(x_sums)),
-            Format32::Q8_0 => _mm256_sub_epi32(sums, _mm256_slli_epi32::<7>(x_sums)),
-            Format32::Q4_1 | Format32::Q5_1 => sums,
-        };
-        let scale = _mm256_mul_ps(scales, x_scales);
-        let sums = _mm256_cvtepi32_ps(sums);
-        *partial = _mm256_mask3_fmadd_ps(scale, sums, *partial, present);
-        if format.has_minimum() {
-            *partial = _mm256_mask3_fmadd_ps(minimums, x_scaled_sums, *partial, present);
+    let heads = _mm512_castps_pd(_mm512_cvtph_ps(heads));
+    let scales = _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b01_00_01_00>(heads, heads));
+    let minimums = _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b11_10_11_10>(heads, heads));
+    let present = ((1u32 << count) - 1) as u16;
+    let present = present | (present << 8);
+    for pair in 0..N.div_ceil(2) {
+        let a = &tokens[2 * pair];
+        // Of a token without a neighbour, what is made of the second half is never looked at.
+        let b = &tokens[(2 * pair + 1).min(N - 1)];
+        // SAFETY: the caller's promise.
+        unsafe {
+            let products_of = |token: &QuantisedRow<'_>| {
+                let quants = match format {
+                    Format32::Q8_0 => token.quants,
+                    _ => token.quants_by_half,
+                };
+                let quants = quants.as_ptr().add(32 * first);
+                let mut products = [_mm512_setzero_si512(); 4];
+                for i in 0..4 {
+                    let quants = _mm512_loadu_si512(quants.add(64 * i).cast());
+                    products[i] = _mm512_dpbusd_epi32(products[i], values[i], quants);
+                }
+                products
+            };
+            let two = |of: fn(&QuantisedRow<'_>) -> *const f32| {
+                let (a, b) = (
+                    _mm256_loadu_ps(of(a).add(first)),
+                    _mm256_loadu_ps(of(b).add(first)),
+                );
+                let (a, b) = (_mm256_castps_pd(a), _mm256_castps_pd(b));
+                _mm512_castpd_ps(_mm512_insertf64x4::<1>(_mm512_castpd256_pd512(a), b))
+            };
+            let products_of_a = products_of(a);
+            let products_of_b = if N == 1 {
+                products_of_a
+            } else {
+                products_of(b)
+            };
+            let mut sums = match format {
+                Format32::Q8_0 => totals_of_pairs(products_of_a, products_of_b),
+                _ => totals_of_halves(products_of_a, products_of_b),
+            };
+            if format.offset() != 0 {
+                let x_sums = _mm512_castps_si512(two(|token| token.sums32.as_ptr().cast()));
+                let by = format.offset().trailing_zeros();
+                let offsets = _mm512_sll_epi32(x_sums, _mm_cvtsi32_si128(by as i32));
+                sums = _mm512_sub_epi32(sums, offsets);
+            }
+            let scale = _mm512_mul_ps(scales, two(|token| token.scales.as_ptr()));
+            let sums = _mm512_cvtepi32_ps(sums);
+            // What blocks that are not there would add is dropped: -0 + 0 would be another number.
+            partial[pair] = _mm512_mask3_fmadd_ps(scale, sums, partial[pair], present);
+            if format.has_minimum() {
+                let x_scaled_sums = two(|token| token.scaled_sums.as_ptr());
+                partial[pair] =
+                    _mm512_mask3_fmadd_ps(minimums, x_scaled_sums, partial[pair], present);
+            }
         }
     }
 }
 
-/// The unsigned values of two blocks of 32 (`count` 2) or of one, the rest zero.
+/// The unsigned values of `count` of eight blocks, the rest zero. Q8_0: two blocks in each vector. Others: the lower
+/// halves of blocks 0 to 3, their upper halves, then those of blocks 4 to 7.
+///
+/// # Safety
+/// `count` blocks lie at `start`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline]
-pub(in crate::kernels) fn values_of_two<const F: u8>(blocks: &[u8], count: usize) -> __m512i {
+unsafe fn values_of_eight<const F: u8>(start: *const u8, count: usize) -> [__m512i; 4] {
     let format = Format32::from_index(F);
     let block_bytes = format.block_bytes();
-    assert!(blocks.len() >= count * block_bytes);
-    let start = blocks.as_ptr();
+    let mut values = [_mm512_setzero_si512(); 4];
     if format == Format32::Q8_0 {
-        // SAFETY: `count` blocks are there.
-        let signed = unsafe {
-            let first = _mm256_loadu_si256(start.add(2).cast());
-            let second = if count == 2 {
-                _mm256_loadu_si256(start.add(36).cast())
-            } else {
-                _mm256_setzero_si256()
+        for_each!(0 1 2 3, PAIR => {
+            // SAFETY: the block is there.
+            let block = |i: usize| match i < count {
+                true => unsafe { _mm256_loadu_si256(start.add(i * block_bytes + 2).cast()) },
+                false => _mm256_setzero_si256(),
             };
-            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(first), second)
+            let first = _mm512_castsi256_si512(block(2 * PAIR));
+            let both = _mm512_inserti64x4::<1>(first, block(2 * PAIR + 1));
+            // Adds 128 to the signed bytes.
+            values[PAIR] = _mm512_xor_si512(both, _mm512_set1_epi8(-128));
+        });
+        return values;
+    }
+    // 16 bytes of each of four blocks, from byte `at` of a block on.
+    let four = |first: usize, at: usize| {
+        let part = |i: usize| match first + i < count {
+            // SAFETY: the block is there, and has 16 bytes from `at` on.
+            true => unsafe { _mm_loadu_si128(start.add((first + i) * block_bytes + at).cast()) },
+            false => _mm_setzero_si128(),
         };
-        return _mm512_xor_si512(signed, _mm512_set1_epi8(-128));
-    }
-    let present = (1u64 << (count * block_bytes)) - 1;
-    // SAFETY: only bytes of the blocks that are there are loaded.
-    let bytes = unsafe { _mm512_maskz_loadu_epi8(present, start.cast()) };
-    // Each block's 16 quants twice: for the lower and for the upper nibbles.
-    let quants = (block_bytes - 16) as i64;
-    let ascending = |from: i64| {
-        let bytes: i64 = 0x0706_0504_0302_0100;
-        (
-            bytes + from * 0x0101_0101_0101_0101,
-            bytes + (from + 8) * 0x0101_0101_0101_0101,
-        )
+        let low = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(part(0)), part(1));
+        _mm512_inserti32x4::<3>(_mm512_inserti32x4::<2>(low, part(2)), part(3))
     };
-    let (a, b) = ascending(quants);
-    let (c, d) = ascending(quants + block_bytes as i64);
-    let index = _mm512_setr_epi64(a, b, a, b, c, d, c, d);
-    let quants = _mm512_permutexvar_epi8(index, bytes);
-    let shifts = _mm512_setr_epi64(0, 0, 4, 4, 0, 0, 4, 4);
-    let nibbles = _mm512_and_si512(_mm512_srlv_epi64(quants, shifts), _mm512_set1_epi8(15));
-    if !matches!(format, Format32::Q5_0 | Format32::Q5_1) {
-        return nibbles;
-    }
-    let bits = |block: usize| {
-        let at = block * block_bytes + block_bytes - 20;
-        let bits = blocks[at..].first_chunk::<4>();
-        bits.map_or(0, |bits| u64::from(u32::from_le_bytes(*bits)))
-    };
-    let fifth = if count == 2 {
-        bits(0) | (bits(1) << 32)
-    } else {
-        bits(0)
-    };
-    _mm512_mask_add_epi8(nibbles, fifth, nibbles, _mm512_set1_epi8(16))
+    for_each!(0 1, HALF => {
+        let bytes = four(4 * HALF, block_bytes - 16);
+        let mut low = _mm512_and_si512(bytes, _mm512_set1_epi8(15));
+        let mut high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), _mm512_set1_epi8(15));
+        if matches!(format, Format32::Q5_0 | Format32::Q5_1) {
+            // The fifth bits are the four bytes before the quants: bit i belongs to value i.
+            let starts = four(4 * HALF, 0);
+            let at = (block_bytes - 20) as i64;
+            let same = |byte: i64| 0x0101_0101_0101_0101 * (at + byte);
+            let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
+            let add_bits = |values, byte: i64| {
+                let order = _mm_set_epi64x(same(byte + 1), same(byte));
+                let bits = _mm512_shuffle_epi8(starts, _mm512_broadcast_i32x4(order));
+                let is_set = _mm512_test_epi8_mask(bits, bit);
+                _mm512_mask_add_epi8(values, is_set, values, _mm512_set1_epi8(16))
+            };
+            low = add_bits(low, 0);
+            high = add_bits(high, 2);
+        }
+        values[2 * HALF] = low;
+        values[2 * HALF + 1] = high;
+    });
+    values
 }
 
-/// Vector i holds the products of blocks 2 i and 2 i + 1; lane b of the result is the sum of block b.
+/// The f16 scales of `count` of eight blocks, then the f16 minimums, where blocks have any.
+///
+/// # Safety
+/// `count` blocks, eight where `FULL`, lie at `start`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline]
-fn sums_of_eight(v: [__m512i; 4]) -> __m256i {
-    // Each quarter: [pair 0, pair 1, pair 2, pair 3]; two quarters for the first blocks of the pairs, two for the second.
+unsafe fn heads_of_eight<const F: u8, const FULL: bool>(start: *const u8, count: usize) -> __m256i {
+    let format = Format32::from_index(F);
+    let block_bytes = format.block_bytes();
+    if FULL && matches!(format, Format32::Q4_0 | Format32::Q4_1) {
+        // The heads of four blocks lie in 64 bytes.
+        let (low, high) = const {
+            let block_bytes = Format32::from_index(F).block_bytes();
+            (head_order(block_bytes, 0), head_order(block_bytes, 4))
+        };
+        // SAFETY: eight blocks are more than 4 blocks and 64 bytes.
+        let heads = unsafe {
+            let low_bytes = _mm512_loadu_si512(start.cast());
+            let high_bytes = _mm512_loadu_si512(start.add(4 * block_bytes).cast());
+            let low = _mm512_loadu_si512(low.as_ptr().cast());
+            let high = _mm512_loadu_si512(high.as_ptr().cast());
+            let heads = _mm512_permutexvar_epi8(low, low_bytes);
+            // Bytes 8 to 15 and 24 to 31: blocks 4 to 7.
+            _mm512_mask_permutexvar_epi8(heads, 0xff00_ff00, high, high_bytes)
+        };
+        return _mm512_castsi512_si256(heads);
+    }
+    let head = |block: usize| match block < count {
+        // SAFETY: the block is there, and starts with the four bytes that are read.
+        true => unsafe {
+            start
+                .add(block * block_bytes)
+                .cast::<i32>()
+                .read_unaligned()
+        },
+        false => 0,
+    };
+    let heads = _mm256_setr_epi32(
+        head(0),
+        head(1),
+        head(4),
+        head(5),
+        head(2),
+        head(3),
+        head(6),
+        head(7),
+    );
+    // In each half [scales | minimums] of four blocks, a 64-bit part each; blocks 0, 1, 4, 5 and 2, 3, 6, 7.
+    let (even, odd) = (0x0d0c_0908_0504_0100, 0x0f0e_0b0a_0706_0302);
+    let parts = _mm256_shuffle_epi8(heads, _mm256_setr_epi64x(even, odd, even, odd));
+    // As 32-bit lanes: s01 s45 m01 m45, s23 s67 m23 m67.
+    _mm256_permutevar8x32_epi32(parts, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+}
+
+/// Where the bytes of four heads lie in 64 bytes that start with the first: scales in bytes 2 `first` on, minimums in
+/// bytes 16 + 2 `first` on.
+const fn head_order(block_bytes: usize, first: usize) -> [u8; 64] {
+    let mut order = [0; 64];
+    let mut block = 0;
+    while block < 4 {
+        let mut byte = 0;
+        while byte < 2 {
+            let at = (block * block_bytes + byte) as u8;
+            order[2 * (first + block) + byte] = at;
+            order[16 + 2 * (first + block) + byte] = at + 2;
+            byte += 1;
+        }
+        block += 1;
+    }
+    order
+}
+
+/// Vectors 0 and 1 hold four products of each of blocks 0 to 3, 2 and 3 those of blocks 4 to 7: lane b of the result is
+/// the sum of block b of `a`, lane 8 + b that of `b`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn totals_of_halves(a: [__m512i; 4], b: [__m512i; 4]) -> __m512i {
+    let sums = |v: [__m512i; 4]| {
+        let (low, high) = (_mm512_add_epi32(v[0], v[1]), _mm512_add_epi32(v[2], v[3]));
+        // In quarter q: q, q + 4, q, q + 4.
+        _mm512_add_epi32(
+            _mm512_unpacklo_epi32(low, high),
+            _mm512_unpackhi_epi32(low, high),
+        )
+    };
+    let (a, b) = (sums(a), sums(b));
+    // In quarter q: q, q + 4 of a, q, q + 4 of b.
+    let both = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_permutexvar_epi32(order, both)
+}
+
+/// Vector i holds eight products of block 2 i, then eight of block 2 i + 1: lane b of the result is the sum of block b of
+/// `a`, lane 8 + b that of `b`.
+#[target_feature(enable = "avx512f")]
+#[inline]
+fn totals_of_pairs(a: [__m512i; 4], b: [__m512i; 4]) -> __m512i {
     let pair = |a, b| _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
-    let (a, b) = (pair(v[0], v[1]), pair(v[2], v[3]));
-    let quarters = _mm512_add_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
-    let order = |a, b| _mm256_setr_epi32(a, b, a + 1, b + 1, a + 2, b + 2, a + 3, b + 3);
-    let upper = _mm512_castsi256_si512(order(4, 12));
-    let lower = _mm512_castsi256_si512(order(0, 8));
-    _mm256_add_epi32(
-        _mm512_castsi512_si256(_mm512_permutexvar_epi32(lower, quarters)),
-        _mm512_castsi512_si256(_mm512_permutexvar_epi32(upper, quarters)),
-    )
+    // In each quarter 0, 2, 4, 6 (the lower half) or 1, 3, 5, 7.
+    let quarters = |v: [__m512i; 4]| {
+        let (low, high) = (pair(v[0], v[1]), pair(v[2], v[3]));
+        _mm512_add_epi32(
+            _mm512_unpacklo_epi64(low, high),
+            _mm512_unpackhi_epi64(low, high),
+        )
+    };
+    let (a, b) = (quarters(a), quarters(b));
+    let both = _mm512_add_epi32(
+        _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b),
+        _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
+    );
+    let order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+    _mm512_permutexvar_epi32(order, both)
 }
