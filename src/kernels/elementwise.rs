@@ -29,6 +29,115 @@ pub fn silu_mul(pool: &ComputePool, gate: &mut [f32], up: &[f32]) {
     });
 }
 
+/// Adds `delta`, where there is one, to the rows of `x` (the residual connection), then writes each row's RMSNorm to
+/// `out`: x / sqrt(mean of x^2 + epsilon) * weight (Zhang and Sennrich, 2019).
+///
+/// The squares are added as a row of float weights is (see `float`): 16 partial sums, a chain of fused multiply-adds each.
+///
+/// # Panics
+/// When the lengths are not those of equally many rows of `weight.len()`.
+pub fn add_rms_norm(
+    pool: &ComputePool,
+    x: &mut [f32],
+    delta: Option<&[f32]>,
+    weight: &[f32],
+    epsilon: f32,
+    out: &mut [f32],
+) {
+    let columns = weight.len();
+    assert!(
+        columns > 0 && x.len().is_multiple_of(columns) && x.len() == out.len(),
+        "rows of {columns}: {} and {} values",
+        x.len(),
+        out.len()
+    );
+    assert!(
+        delta.is_none_or(|delta| delta.len() == x.len()),
+        "{} values to add to {}",
+        delta.map_or(0, <[f32]>::len),
+        x.len()
+    );
+    let set = pool.instruction_set();
+    let chunk = columns * (CHUNK_ELEMENTS / columns).max(1);
+    let chunks: Vec<_> = x
+        .chunks_mut(chunk)
+        .zip(out.chunks_mut(chunk))
+        .map(Mutex::new)
+        .collect();
+    pool.run(chunks.len(), &|index| {
+        if let Ok(mut rows) = chunks[index].lock() {
+            let (x, out) = &mut *rows;
+            let delta = delta.map(|delta| &delta[index * chunk..][..x.len()]);
+            add_rms_norm_rows(set, x, delta, weight, epsilon, out);
+        }
+    });
+}
+
+simd::vectorised! {
+    fn add_rms_norm_rows(
+        x: &mut [f32],
+        delta: Option<&[f32]>,
+        weight: &[f32],
+        epsilon: f32,
+        out: &mut [f32]
+    ) => add_rms_norm_on
+}
+
+#[inline(always)]
+fn add_rms_norm_on<L: Lanes>(
+    x: &mut [f32],
+    delta: Option<&[f32]>,
+    weight: &[f32],
+    epsilon: f32,
+    out: &mut [f32],
+) {
+    let columns = weight.len();
+    let rows = x
+        .chunks_exact_mut(columns)
+        .zip(out.chunks_exact_mut(columns));
+    for (index, (x, out)) in rows.enumerate() {
+        let delta = delta.map(|delta| &delta[index * columns..][..columns]);
+        let squares = add_and_square::<L>(x, delta);
+        let scale = 1.0 / (squares / columns as f32 + epsilon).sqrt();
+        let (values, value_rest) = x.as_chunks::<16>();
+        let (weights, weight_rest) = weight.as_chunks::<16>();
+        let (outs, out_rest) = out.as_chunks_mut::<16>();
+        for ((value, weight), out) in values.iter().zip(weights).zip(outs) {
+            let normal = L::load(value).mul(L::splat(scale));
+            normal.mul(L::load(weight)).store(out);
+        }
+        for ((value, weight), out) in value_rest.iter().zip(weight_rest).zip(out_rest) {
+            *out = value * scale * weight;
+        }
+    }
+}
+
+/// x + delta in place of x; the sum of its squares.
+#[inline(always)]
+fn add_and_square<L: Lanes>(x: &mut [f32], delta: Option<&[f32]>) -> f32 {
+    let mut sums = L::splat(0.0);
+    let (values, rest) = x.as_chunks_mut::<16>();
+    let (deltas, delta_rest) = delta.unwrap_or(&[]).as_chunks::<16>();
+    for (index, value) in values.iter_mut().enumerate() {
+        let mut sum = L::load(value);
+        if let Some(delta) = deltas.get(index) {
+            sum = sum.add(L::load(delta));
+            sum.store(value);
+        }
+        sums = sum.mul_add(sum, sums);
+    }
+    if !rest.is_empty() {
+        for (value, delta) in rest.iter_mut().zip(delta_rest) {
+            *value += delta;
+        }
+        let mut padded = [0.0; 16];
+        padded[..rest.len()].copy_from_slice(rest);
+        let last = L::load(&padded);
+        sums = last.mul_add(last, sums);
+    }
+    sums.sum()
+}
+
 simd::vectorised! {
     fn silu_mul_chunk(gate: &mut [f32], up: &[f32]) => silu_mul_on
 }
@@ -61,6 +170,84 @@ fn silu_mul_lanes<L: Lanes>(gate: &mut [f32; 16], up: &[f32; 16]) {
 mod tests {
     use super::*;
     use crate::kernels::InstructionSet;
+    use candle_core::{Device, Tensor};
+    use candle_nn::ops::rms_norm;
+
+    #[test]
+    fn rms_norm_is_accurate_and_the_same_on_every_set_and_thread_count() {
+        let columns = 1000;
+        let rows = 2 * CHUNK_ELEMENTS / columns + 3;
+        let values = |step: f32| -> Vec<f32> {
+            let of = |i: usize| (i as f32 * step).sin() * (i % 7) as f32;
+            (0..rows * columns).map(of).collect()
+        };
+        let (x, delta) = (values(0.37), values(0.11));
+        let weight: Vec<f32> = (0..columns).map(|i| 0.5 + (i % 13) as f32 / 8.0).collect();
+        let epsilon = 1e-5;
+        let run = |pool: &ComputePool, delta: Option<&[f32]>| {
+            let (mut x, mut out) = (x.clone(), vec![f32::NAN; x.len()]);
+            add_rms_norm(pool, &mut x, delta, &weight, epsilon, &mut out);
+            (x, out)
+        };
+        for delta in [None, Some(&*delta)] {
+            let portable = ComputePool::with_instruction_set(1, InstructionSet::Portable);
+            let (sum, out) = run(&portable, delta);
+            for (r, row) in sum.chunks_exact(columns).enumerate() {
+                let at = r * columns;
+                let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+                let root = (squares / columns as f64 + f64::from(epsilon)).sqrt();
+                for i in 0..columns {
+                    assert_eq!(row[i], x[at + i] + delta.map_or(0.0, |delta| delta[at + i]));
+                    let expected = f64::from(row[i]) / root * f64::from(weight[i]);
+                    let error = (f64::from(out[at + i]) - expected).abs();
+                    assert!(error <= 1e-6 * expected.abs(), "row {r}, column {i}");
+                }
+            }
+            for set in InstructionSet::ALL
+                .into_iter()
+                .filter(|set| set.is_available())
+            {
+                for threads in [1, 3] {
+                    let ours = run(&ComputePool::with_instruction_set(threads, set), delta);
+                    assert_eq!(ours, (sum.clone(), out.clone()), "{set}, {threads} threads");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn rms_norm_agrees_with_candle() {
+        let (rows, columns, epsilon) = (5, 576, 1e-5);
+        let values = |step: f32, count: usize| -> Vec<f32> {
+            (0..count).map(|i| (i as f32 * step).cos() * 3.0).collect()
+        };
+        let (x, weight) = (values(0.7, rows * columns), values(0.3, columns));
+        let tensor = |values: &[f32], shape: &[usize]| {
+            Tensor::from_slice(values, shape, &Device::Cpu).unwrap()
+        };
+        let theirs = rms_norm(
+            &tensor(&x, &[rows, columns]),
+            &tensor(&weight, &[columns]),
+            epsilon,
+        )
+        .and_then(|theirs| theirs.flatten_all()?.to_vec1::<f32>())
+        .unwrap();
+        let (mut sum, mut ours) = (x, vec![0.0; rows * columns]);
+        add_rms_norm(
+            &ComputePool::new(1),
+            &mut sum,
+            None,
+            &weight,
+            epsilon,
+            &mut ours,
+        );
+        for (ours, theirs) in ours.iter().zip(&theirs) {
+            assert!(
+                (ours - theirs).abs() <= 1e-6 * theirs.abs(),
+                "{ours}, candle {theirs}"
+            );
+        }
+    }
 
     #[test]
     fn silu_mul_is_accurate_and_the_same_on_every_set_and_thread_count() {

@@ -50,7 +50,7 @@ pub use attention::{
     AttentionRun, AttentionShape, PAGE_TOKENS, PageView, PageViewMut, attention, store_kv,
 };
 pub use blocks::dequantise_row;
-pub use elementwise::silu_mul;
+pub use elementwise::{add_rms_norm, silu_mul};
 pub use instruction_set::InstructionSet;
 pub use matmul::{MatrixView, OutputRows, Product, matmul, matmul_all};
 pub use pool::ComputePool;

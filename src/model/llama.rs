@@ -7,7 +7,8 @@
 //! Shapes: `width` tokens in a step; activations are f32 tensors `[width, columns]`; a weight matrix is
 //! `[rows, columns]` and maps `[width, columns]` to `[width, rows]`.
 
-use super::matrix::{Matrix, ModelError, Tensors, dequantise, multiply, pass_by, with_values};
+use super::activations::{add_and_normalise, with_values, with_values_mut, zeros};
+use super::matrix::{Matrix, ModelError, Tensors, dequantise, multiply, pass_by};
 use super::{Batch, Model, Run, StepError};
 use crate::gguf::{Gguf, Hyperparameters, RopeScaling};
 use crate::kernels::{
@@ -18,7 +19,6 @@ use crate::kv_cache::KvStore;
 use crate::memory::Region;
 use crate::weights::Weights;
 use candle_core::{Device, Tensor};
-use candle_nn::ops::rms_norm;
 
 struct Layer {
     attention_norm: Tensor,
@@ -158,16 +158,23 @@ impl Model for Llama {
             .flat_map(|run| run.tokens)
             .copied()
             .collect();
-        let mut x = dequantise(&self.embedding, &pass.gather_rows(&tokens)?)?;
+        let x = dequantise(&self.embedding, &pass.gather_rows(&tokens)?)?;
+        let hidden = self.embedding.columns;
+        let h = zeros(width, hidden)?;
+        let projected = zeros(width, hidden)?;
+        // What the layer before adds to x: it is added where the sum is normalised.
+        let mut delta = None;
+        let mut buffers = Buffers::default();
 
         for (index, layer) in self.layers.iter().enumerate() {
             // Attention: a token looks at itself and at what came before it in its sequence.
-            let h = rms_norm(&x, &layer.attention_norm, epsilon)?;
-            let mut query = vec![0.0; width * layer.query.rows];
-            let mut key = vec![0.0; width * layer.key.rows];
-            let mut value = vec![0.0; width * layer.value.rows];
+            add_and_normalise(pool, &x, delta, &layer.attention_norm, epsilon, &h)?;
+            let shape = *kv.shape(index);
+            let query = sized(&mut buffers.query, width * layer.query.rows);
+            let key = sized(&mut buffers.key, width * layer.key.rows);
+            let value = sized(&mut buffers.value, width * layer.value.rows);
             with_values(&h, |h| {
-                let h = Activations::new(h, width, layer.query.columns);
+                let h = Activations::new(h, width, hidden);
                 let products = [
                     (&layer.query, &mut *query),
                     (&layer.key, &mut *key),
@@ -175,50 +182,34 @@ impl Model for Llama {
                 ];
                 multiply(&mut pass, pool, &h, products)
             })?;
-            let shape = *kv.shape(index);
             let pairs = RopePairs::Interleaved;
-            rope(
-                pool,
-                &mut query,
-                shape.heads,
-                shape.key_length,
-                &angles,
-                pairs,
-            );
-            rope(
-                pool,
-                &mut key,
-                shape.kv_heads,
-                shape.key_length,
-                &angles,
-                pairs,
-            );
-            store(kv, index, batch, &key, &value);
-            let attended = attend(pool, kv, index, batch, &query);
-            let attended = Activations::new(&attended, width, layer.output.columns);
-            let mut projected = vec![0.0; width * layer.output.rows];
-            multiply(
-                &mut pass,
-                pool,
-                &attended,
-                [(&layer.output, &mut *projected)],
-            )?;
-            x = add(x, projected)?;
+            rope(pool, query, shape.heads, shape.key_length, &angles, pairs);
+            rope(pool, key, shape.kv_heads, shape.key_length, &angles, pairs);
+            store(kv, index, batch, key, value);
+            let attended = sized(&mut buffers.attended, width * layer.output.columns);
+            attend(pool, kv, index, batch, query, attended);
+            let attended = Activations::new(attended, width, layer.output.columns);
+            with_values_mut(&projected, |projected| {
+                multiply(&mut pass, pool, &attended, [(&layer.output, projected)])
+            })?;
 
             // Feed-forward: down(silu(gate x) * up x).
-            let h = rms_norm(&x, &layer.feed_forward_norm, epsilon)?;
-            let mut gate = vec![0.0; width * layer.gate.rows];
-            let mut up = vec![0.0; width * layer.up.rows];
+            let delta_of_attention = Some(&projected);
+            let norm = &layer.feed_forward_norm;
+            add_and_normalise(pool, &x, delta_of_attention, norm, epsilon, &h)?;
+            let gate = sized(&mut buffers.gate, width * layer.gate.rows);
+            let up = sized(&mut buffers.up, width * layer.up.rows);
             with_values(&h, |h| {
-                let h = Activations::new(h, width, layer.gate.columns);
+                let h = Activations::new(h, width, hidden);
                 let products = [(&layer.gate, &mut *gate), (&layer.up, &mut *up)];
                 multiply(&mut pass, pool, &h, products)
             })?;
-            silu_mul(pool, &mut gate, &up);
-            let inner = Activations::new(&gate, width, layer.down.columns);
-            let mut projected = vec![0.0; width * layer.down.rows];
-            multiply(&mut pass, pool, &inner, [(&layer.down, &mut *projected)])?;
-            x = add(x, projected)?;
+            silu_mul(pool, gate, up);
+            let inner = Activations::new(gate, width, layer.down.columns);
+            with_values_mut(&projected, |projected| {
+                multiply(&mut pass, pool, &inner, [(&layer.down, projected)])
+            })?;
+            delta = Some(&projected);
         }
 
         // Logits, for the tokens whose successor is wanted.
@@ -229,7 +220,10 @@ impl Model for Llama {
         } else {
             let rows = Tensor::new(wanted.as_slice(), &Device::Cpu)?;
             let x = x.index_select(&rows, 0)?;
-            let h = rms_norm(&x, &self.output_norm, epsilon)?;
+            let projected = projected.index_select(&rows, 0)?;
+            let h = zeros(wanted.len(), hidden)?;
+            let delta = delta.map(|_| &projected);
+            add_and_normalise(pool, &x, delta, &self.output_norm, epsilon, &h)?;
             let mut all = vec![0.0; wanted.len() * self.head.rows];
             with_values(&h, |h| {
                 let h = Activations::new(h, wanted.len(), self.head.columns);
@@ -240,6 +234,23 @@ impl Model for Llama {
         pass.finish();
         Ok(logits)
     }
+}
+
+/// What the products of a layer write, `[width, rows]` each: of one size in all layers, or of few, and so made once.
+#[derive(Default)]
+struct Buffers {
+    query: Vec<f32>,
+    key: Vec<f32>,
+    value: Vec<f32>,
+    attended: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+}
+
+/// The buffer with `length` values, of which none is to be read before it is written.
+fn sized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+    buffer.resize(length, 0.0);
+    buffer
 }
 
 /// Rows of their own; a single row is handed on without a copy.
@@ -288,14 +299,15 @@ fn store(kv: &mut KvStore, layer: usize, batch: &Batch<'_>, key: &[f32], value: 
     }
 }
 
-/// Attention of every token of the step: `[width, heads * value length]`.
+/// Attention of every token of the step, to `out`: `[width, heads * value length]`.
 fn attend(
     pool: &ComputePool,
     kv: &KvStore,
     layer: usize,
     batch: &Batch<'_>,
     query: &[f32],
-) -> Vec<f32> {
+    out: &mut [f32],
+) {
     let shape = kv.shape(layer);
     let pages_of = |run: &Run<'_>| run.pages.iter().map(|&page| kv.page(layer, page)).collect();
     let pages: Vec<Vec<PageView<'_>>> = batch.runs.iter().map(pages_of).collect();
@@ -309,14 +321,6 @@ fn attend(
             tokens: run.tokens.len() as u32,
         })
         .collect();
-    let mut out = vec![0.0; batch.width() * shape.heads * shape.value_length];
     let scale = 1.0 / (shape.key_length as f32).sqrt();
-    attention(pool, shape, scale, query, &runs, &mut out);
-    out
-}
-
-/// The residual connection.
-fn add(x: Tensor, y: Vec<f32>) -> Result<Tensor, StepError> {
-    let y = Tensor::from_vec(y, x.shape(), x.device())?;
-    Ok((x + y)?)
+    attention(pool, shape, scale, query, &runs, out);
 }

@@ -5,7 +5,7 @@ use crate::gguf::{Gguf, TensorInfo, TensorType};
 use crate::kernels::{self, Activations, ComputePool, MatrixView, OutputRows, Product};
 use crate::placement::{GroupId, Plan};
 use crate::weights::{Lease, LeaseError, Pass};
-use candle_core::{Device, Storage, Tensor};
+use candle_core::{Device, Tensor};
 
 /// Why a file cannot be this model.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ impl<'a> Tensors<'a> {
         })
     }
 
-    /// A norm's weight, as the tensor that candle's norms take.
+    /// A norm's weight, as a tensor like the activations that it scales.
     pub(super) fn vector(
         &self,
         small: &Option<Lease<'_>>,
@@ -228,30 +228,11 @@ pub(super) fn dequantise(matrix: &Matrix, rows: &[u8]) -> Result<Tensor, StepErr
     )?)
 }
 
-/// Lends the elements of a contiguous f32 tensor on the CPU.
-pub(super) fn with_values<T>(
-    x: &Tensor,
-    function: impl FnOnce(&[f32]) -> Result<T, StepError>,
-) -> Result<T, StepError> {
-    let (storage, layout) = x.storage_and_layout();
-    let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets())
-    else {
-        return Err(StepError::Numeric("activations left the CPU".to_owned()));
-    };
-    function(&storage.as_slice::<f32>()?[start..end])
-}
-
 impl From<LeaseError> for StepError {
     fn from(error: LeaseError) -> StepError {
         match error {
             LeaseError::Cancelled => StepError::Cancelled,
             LeaseError::Read { .. } => StepError::Weights(error.to_string()),
         }
-    }
-}
-
-impl From<candle_core::Error> for StepError {
-    fn from(error: candle_core::Error) -> StepError {
-        StepError::Numeric(error.to_string())
     }
 }

@@ -3,6 +3,7 @@
 //! The engine decides which tokens are computed in a step and which pages hold each sequence; a model reads and
 //! writes those pages and returns logits. A model lives on the engine thread and never leaves it.
 
+mod activations;
 mod llama;
 mod load;
 mod matrix;

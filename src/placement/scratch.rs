@@ -26,9 +26,9 @@ pub(super) struct ScratchNeeds {
 }
 
 const F32_BYTES: u64 = 4;
-/// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 with scale, sum and
-/// their product (5.5), 8 bits by 256 with a scale and sums by 16 and by 32 (4.9).
-const INPUT_BYTES_OF_FOUR: u64 = 16 + 6 + 5;
+/// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 in two orders with
+/// scale, sum and their product (9.5), 8 bits by 256 with a scale and sums by 16 and by 32 (4.9).
+const INPUT_BYTES_OF_FOUR: u64 = 16 + 10 + 5;
 /// What the sampler keeps for each token of the vocabulary: a candidate (token and logit), one at the border of top_p,
 /// and a weight (f64).
 const SAMPLER_BYTES: u64 = 8 + 8 + 8;
