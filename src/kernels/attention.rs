@@ -331,6 +331,7 @@ fn block_rows<L: Lanes>(left: usize) -> usize {
         _ if L::REGISTERS < 8 => 1,
         1..=4 => left,
         5 => 3,
+        8 if L::REGISTERS >= 32 => 8,
         7 | 8 => 4,
         12.. if L::REGISTERS >= 32 => 12,
         _ => 6,
@@ -416,14 +417,15 @@ fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, rows: &mut Rows) {
         let page_values = shape.values(elements, task.kv_head);
         if is_direct {
             // A single block is soon done with a page: memory has to be at work on the next one meanwhile.
-            if is_one_block
-                && let Some(next) = tile.pages.get(page + 1)
-                && let Some(next) = E::view(*next)
-            {
-                streaming::whole(shape.keys(next, task.kv_head));
-                streaming::whole(shape.values(next, task.kv_head));
-            }
-            add_page::<L, E>(rows, page_keys, page_values);
+            let next = match tile.pages.get(page + 1) {
+                Some(next) if is_one_block => E::view(*next),
+                _ => None,
+            };
+            let next = next.map(|next| Ahead {
+                keys: shape.keys(next, task.kv_head).as_chunks().0,
+                values: shape.values(next, task.kv_head),
+            });
+            add_page::<L, E>(rows, page_keys, page_values, next);
             continue;
         }
         for (to, from) in keys.iter_mut().zip(page_keys) {
@@ -433,7 +435,7 @@ fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, rows: &mut Rows) {
         for (to, from) in values.chunks_exact_mut(rows.stride).zip(from) {
             convert::<L, E>(&mut to[..shape.value_length], from);
         }
-        add_page::<L, f32>(rows, &keys, &values);
+        add_page::<L, f32>(rows, &keys, &values, None);
     }
     for (sums, total) in rows.sums.chunks_exact_mut(rows.stride).zip(&rows.total) {
         for sums in sums.as_chunks_mut::<16>().0 {
@@ -480,28 +482,46 @@ fn convert<L: Lanes, E: Element>(to: &mut [f32], from: &[E]) {
     }
 }
 
+/// The next page of a KV head: asked for line by line while the page at hand is computed.
+#[derive(Clone, Copy)]
+struct Ahead<'a, E> {
+    keys: &'a [[E; PAGE_TOKENS]],
+    values: &'a [E],
+}
+
 /// What each row takes from one page.
 #[inline(always)]
-fn add_page<L: Lanes, E: Element>(rows: &mut Rows, keys: &[[E; PAGE_TOKENS]], values: &[E]) {
+fn add_page<L: Lanes, E: Element>(
+    rows: &mut Rows,
+    keys: &[[E; PAGE_TOKENS]],
+    values: &[E],
+    next: Option<Ahead<'_, E>>,
+) {
+    let next_keys = next.map(|next| next.keys);
+    let next_values = next.map(|next| next.values);
     let mut first = 0;
     while first < rows.count {
         let count = block_rows::<L>(rows.count - first);
         let queries = &rows.queries[first * keys.len()..(first + count) * keys.len()];
         let out = &mut rows.weights[first..first + count];
-        if const { L::REGISTERS >= 32 } && count == 12 {
-            scores::<L, E, 12>(queries, keys, out);
+        if const { L::REGISTERS >= 32 } {
+            match count {
+                12 => scores::<L, E, 12>(queries, keys, out, next_keys),
+                8 => scores::<L, E, 8>(queries, keys, out, next_keys),
+                _ => {}
+            }
         }
         if const { L::REGISTERS >= 8 } {
             match count {
-                6 => scores::<L, E, 6>(queries, keys, out),
-                4 => scores::<L, E, 4>(queries, keys, out),
-                3 => scores::<L, E, 3>(queries, keys, out),
-                2 => scores::<L, E, 2>(queries, keys, out),
+                6 => scores::<L, E, 6>(queries, keys, out, next_keys),
+                4 => scores::<L, E, 4>(queries, keys, out, next_keys),
+                3 => scores::<L, E, 3>(queries, keys, out, next_keys),
+                2 => scores::<L, E, 2>(queries, keys, out, next_keys),
                 _ => {}
             }
         }
         if count == 1 {
-            scores::<L, E, 1>(queries, keys, out);
+            scores::<L, E, 1>(queries, keys, out, next_keys);
         }
         first += count;
     }
@@ -516,20 +536,24 @@ fn add_page<L: Lanes, E: Element>(rows: &mut Rows, keys: &[[E; PAGE_TOKENS]], va
         if slots.iter().any(|other| *other != slots[0]) {
             count = 1;
         }
-        if const { L::REGISTERS >= 32 } && count == 12 {
-            add_values::<L, E, 12>(rows, first, values);
+        if const { L::REGISTERS >= 32 } {
+            match count {
+                12 => add_values::<L, E, 12>(rows, first, values, next_values),
+                8 => add_values::<L, E, 8>(rows, first, values, next_values),
+                _ => {}
+            }
         }
         if const { L::REGISTERS >= 8 } {
             match count {
-                6 => add_values::<L, E, 6>(rows, first, values),
-                4 => add_values::<L, E, 4>(rows, first, values),
-                3 => add_values::<L, E, 3>(rows, first, values),
-                2 => add_values::<L, E, 2>(rows, first, values),
+                6 => add_values::<L, E, 6>(rows, first, values, next_values),
+                4 => add_values::<L, E, 4>(rows, first, values, next_values),
+                3 => add_values::<L, E, 3>(rows, first, values, next_values),
+                2 => add_values::<L, E, 2>(rows, first, values, next_values),
                 _ => {}
             }
         }
         if count == 1 {
-            add_values::<L, E, 1>(rows, first, values);
+            add_values::<L, E, 1>(rows, first, values, next_values);
         }
         first += count;
     }
@@ -541,22 +565,23 @@ fn scores<L: Lanes, E: Element, const R: usize>(
     queries: &[f32],
     keys: &[[E; PAGE_TOKENS]],
     out: &mut [[f32; PAGE_TOKENS]],
+    next: Option<&[[E; PAGE_TOKENS]]>,
 ) {
     let queries = queries.as_chunks::<R>().0;
     // As many sums at once as the registers hold beside what is loaded.
     if const { 4 * R <= L::REGISTERS * 3 / 4 } {
-        let [even, odd] = partial_scores::<L, E, R, 2, 2>(queries, keys, 0, 0);
+        let [even, odd] = partial_scores::<L, E, R, 2, 2>(queries, keys, next, 0, 0);
         store_scores(&even[0], &odd[0], out, 0);
         store_scores(&even[1], &odd[1], out, 1);
     } else if const { 2 * R <= L::REGISTERS * 3 / 4 } {
         for half in 0..2 {
-            let [even, odd] = partial_scores::<L, E, R, 1, 2>(queries, keys, half, 0);
+            let [even, odd] = partial_scores::<L, E, R, 1, 2>(queries, keys, next, half, 0);
             store_scores(&even[0], &odd[0], out, half);
         }
     } else {
         for half in 0..2 {
-            let [even] = partial_scores::<L, E, R, 1, 1>(queries, keys, half, 0);
-            let [odd] = partial_scores::<L, E, R, 1, 1>(queries, keys, half, 1);
+            let [even] = partial_scores::<L, E, R, 1, 1>(queries, keys, next, half, 0);
+            let [odd] = partial_scores::<L, E, R, 1, 1>(queries, keys, next, half, 1);
             store_scores(&even[0], &odd[0], out, half);
         }
     }
@@ -567,13 +592,17 @@ fn scores<L: Lanes, E: Element, const R: usize>(
 fn partial_scores<L: Lanes, E: Element, const R: usize, const H: usize, const P: usize>(
     queries: &[[f32; R]],
     keys: &[[E; PAGE_TOKENS]],
+    next: Option<&[[E; PAGE_TOKENS]]>,
     first_half: usize,
     first_parity: usize,
 ) -> [[[L; R]; H]; P] {
     let mut sums = [[[L::splat(0.0); R]; H]; P];
     let (keys, last_key) = keys.as_chunks::<2>();
     let (queries, last_query) = queries.as_chunks::<2>();
-    for (keys, queries) in keys.iter().zip(queries) {
+    for (index, (keys, queries)) in keys.iter().zip(queries).enumerate() {
+        if let Some(next) = next.and_then(|next| next.get(2 * index..2 * index + 2)) {
+            streaming::whole(next);
+        }
         for p in 0..P {
             let halves = keys[first_parity + p].as_chunks::<16>().0;
             for h in 0..H {
@@ -649,7 +678,12 @@ fn exp_of<L: Lanes>(x: f32) -> f32 {
 /// sums = sums * decay + the page's values by their weights, one position after another, for R rows that attend to the
 /// same slots.
 #[inline(always)]
-fn add_values<L: Lanes, E: Element, const R: usize>(rows: &mut Rows, first: usize, values: &[E]) {
+fn add_values<L: Lanes, E: Element, const R: usize>(
+    rows: &mut Rows,
+    first: usize,
+    values: &[E],
+    next: Option<&[E]>,
+) {
     let stride = rows.stride;
     let slots = rows.slots[first];
     if slots.0 >= slots.1 {
@@ -662,17 +696,17 @@ fn add_values<L: Lanes, E: Element, const R: usize>(rows: &mut Rows, first: usiz
     let mut vector = 0;
     if const { 4 * R <= L::REGISTERS * 3 / 4 } {
         while vector + 4 <= vectors {
-            add_vectors::<L, E, R, 4>(sums, values, weights, decay, slots, vector);
+            add_vectors::<L, E, R, 4>(sums, values, next, weights, decay, slots, vector);
             vector += 4;
         }
     } else if const { 2 * R <= L::REGISTERS * 3 / 4 } {
         while vector + 2 <= vectors {
-            add_vectors::<L, E, R, 2>(sums, values, weights, decay, slots, vector);
+            add_vectors::<L, E, R, 2>(sums, values, next, weights, decay, slots, vector);
             vector += 2;
         }
     }
     while vector < vectors {
-        add_vectors::<L, E, R, 1>(sums, values, weights, decay, slots, vector);
+        add_vectors::<L, E, R, 1>(sums, values, next, weights, decay, slots, vector);
         vector += 1;
     }
 }
@@ -682,6 +716,7 @@ fn add_values<L: Lanes, E: Element, const R: usize>(rows: &mut Rows, first: usiz
 fn add_vectors<L: Lanes, E: Element, const R: usize, const V: usize>(
     sums: &mut [f32],
     values: &[E],
+    next: Option<&[E]>,
     weights: &[[f32; PAGE_TOKENS]],
     decay: &[f32],
     (start, end): (usize, usize),
@@ -690,6 +725,7 @@ fn add_vectors<L: Lanes, E: Element, const R: usize, const V: usize>(
     let sums = sums.as_chunks_mut::<16>().0;
     let vectors = sums.len() / R;
     let values = values.as_chunks::<16>().0;
+    let next = next.map(|next| next.as_chunks::<16>().0);
     let (Some(weights), Some(decay)) = (weights.first_chunk::<R>(), decay.first_chunk::<R>())
     else {
         unreachable!("weights of {R} rows");
@@ -702,7 +738,11 @@ fn add_vectors<L: Lanes, E: Element, const R: usize, const V: usize>(
         }
     }
     for slot in start..end.min(PAGE_TOKENS) {
-        let values = &values[slot * vectors + first..][..V];
+        let at = slot * vectors + first;
+        let values = &values[at..][..V];
+        if let Some(next) = next.and_then(|next| next.get(at..at + V)) {
+            streaming::whole(next);
+        }
         for v in 0..V {
             let value: L = E::load(&values[v]);
             for r in 0..R {
