@@ -26,19 +26,23 @@ use std::arch::x86_64::*;
 use super::activations::Activations;
 use super::blocks::{Format32, Format256};
 use super::matmul::{MatrixView, Output};
-use panel::{Words32, Words256, pack32, pack256};
+pub(super) use panel::Panels;
+use panel::{Words32, Words256};
 use unpack::{Scratch32, Scratch256, prefetch_rows};
 
 /// Rows of a tile: two vectors of 16.
 const TILE_ROWS: usize = 32;
 /// Fewer tokens than this do not repay the transposition.
-const WIDTH_MIN: usize = 5;
-/// Tokens of a panel.
-const PANEL_TOKENS: usize = 128;
+const fn width_min32(_format: Format32) -> usize {
+    5
+}
+
+/// The same for blocks of 256.
+const fn width_min256(_format: Format256) -> usize {
+    5
+}
 /// Tokens that share a loaded vector of weights; bounded by the 32 registers.
-const TILE_TOKENS: usize = 6;
-/// Groups of eight blocks of 32 in a segment.
-const GROUPS: usize = 8;
+const TILE_TOKENS: usize = 8;
 
 /// Multiplies whole tiles where there are tokens enough; how many rows were done.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
@@ -47,25 +51,21 @@ pub(super) fn rows32<const F: u8>(
     x: &Activations<'_>,
     out: Output,
 ) -> usize {
-    if x.width() < WIDTH_MIN || weight.rows < TILE_ROWS {
-        return 0;
-    }
     let format = Format32::from_index(F);
     let block_bytes = format.block_bytes();
     let words = const { Words32::of(Format32::from_index(F)) };
     let blocks = weight.columns / 32;
-    // Few tokens: their partial sums stay in the first-level cache.
-    let groups = if x.width() <= 16 { 1 } else { GROUPS };
-    let panel_tokens = x.width().min(PANEL_TOKENS);
+    let Some(panels) = x.panels().of32(format) else {
+        return 0;
+    };
+    let groups = panels.groups;
     let segments = blocks.div_ceil(8 * groups);
-    let mut panel = vec![0i32; segments * 8 * panel_tokens * groups * words.count];
     let mut scratch = vec![Scratch32::empty(); 8 * groups];
-    let mut partial = vec![[[_mm512_setzero_ps(); 2]; 8]; panel_tokens];
-    let partial = partial.as_flattened_mut();
+    let mut partial = vec![[_mm512_setzero_ps(); 2]; 8 * panels.tokens];
     let row_bytes = weight.row_bytes();
-    for first_token in (0..x.width()).step_by(PANEL_TOKENS) {
-        let tokens = (x.width() - first_token).min(PANEL_TOKENS);
-        pack32::<F>(x.blocks32(), first_token, tokens, groups, &mut panel);
+    for first_token in (0..x.width()).step_by(panels.tokens) {
+        let tokens = (x.width() - first_token).min(panels.tokens);
+        let panel = panels.from(first_token);
         for (tile, rows) in weight.bytes.chunks_exact(TILE_ROWS * row_bytes).enumerate() {
             partial.fill([_mm512_setzero_ps(); 2]);
             for segment in 0..segments {
@@ -74,7 +74,7 @@ pub(super) fn rows32<const F: u8>(
                 for b in 0..count {
                     let at = (first_block + b) * block_bytes;
                     if b % 8 == 0 {
-                        prefetch_rows(rows, row_bytes, at, 8 * block_bytes);
+                        prefetch_rows::<_MM_HINT_T0>(rows, row_bytes, at + 512, 8 * block_bytes);
                     }
                     scratch[b % 8 * groups + b / 8].fill::<F>(rows, row_bytes, at);
                 }
@@ -92,7 +92,9 @@ pub(super) fn rows32<const F: u8>(
                             3 => tile32::<F, 3>(scratch, panel, groups, partial),
                             4 => tile32::<F, 4>(scratch, panel, groups, partial),
                             5 => tile32::<F, 5>(scratch, panel, groups, partial),
-                            _ => tile32::<F, 6>(scratch, panel, groups, partial),
+                            6 => tile32::<F, 6>(scratch, panel, groups, partial),
+                            7 => tile32::<F, 7>(scratch, panel, groups, partial),
+                            _ => tile32::<F, 8>(scratch, panel, groups, partial),
                         }
                     }
                 }
@@ -121,42 +123,47 @@ pub(super) fn rows256<const F: u8>(
     x: &Activations<'_>,
     out: Output,
 ) -> usize {
-    if x.width() < WIDTH_MIN || weight.rows < TILE_ROWS {
+    let Some(panels) = x.panels().of256(Format256::from_index(F)) else {
         return 0;
-    }
+    };
+    let block_bytes = Format256::from_index(F).block_bytes();
     let blocks = weight.columns / 256;
     let words = const { Words256::of(Format256::from_index(F)) };
-    let panel_tokens = x.width().min(PANEL_TOKENS);
-    let mut panel = vec![0i32; panel_tokens * blocks * words.count];
     let mut scratch = Scratch256::empty();
-    let mut partial = vec![[[_mm512_setzero_ps(); 2]; 4]; panel_tokens];
+    let mut partial = vec![[_mm512_setzero_ps(); 2]; 4 * panels.tokens];
     let row_bytes = weight.row_bytes();
-    for first_token in (0..x.width()).step_by(PANEL_TOKENS) {
-        let tokens = (x.width() - first_token).min(PANEL_TOKENS);
-        pack256::<F>(x.blocks256(), first_token, tokens, blocks, &mut panel);
+    for first_token in (0..x.width()).step_by(panels.tokens) {
+        let tokens = (x.width() - first_token).min(panels.tokens);
+        let panel = panels.from(first_token);
         for (tile, rows) in weight.bytes.chunks_exact(TILE_ROWS * row_bytes).enumerate() {
-            partial.fill([[_mm512_setzero_ps(); 2]; 4]);
+            partial.fill([_mm512_setzero_ps(); 2]);
             for block in 0..blocks {
                 scratch.fill::<F>(rows, row_bytes, block);
+                let calls = tokens.div_ceil(TILE_TOKENS);
+                let mut ahead = Ahead::of(rows, row_bytes, (block + 1) * block_bytes + AHEAD);
+                ahead.rows = TILE_ROWS.div_ceil(calls * 8);
                 let panel = &panel[block * tokens * words.count..];
+                let partial = &mut partial[block % 4 * tokens..(block % 4 + 1) * tokens];
                 let mut t = 0;
                 while t < tokens {
-                    let partial = &mut partial[t..tokens];
+                    let partial = &mut partial[t..];
                     let panel = &panel[t * words.count..];
                     t += TILE_TOKENS;
                     match partial.len() {
-                        1 => tile256::<F, 1>(&scratch, panel, block % 4, partial),
-                        2 => tile256::<F, 2>(&scratch, panel, block % 4, partial),
-                        3 => tile256::<F, 3>(&scratch, panel, block % 4, partial),
-                        4 => tile256::<F, 4>(&scratch, panel, block % 4, partial),
-                        5 => tile256::<F, 5>(&scratch, panel, block % 4, partial),
-                        _ => tile256::<F, 6>(&scratch, panel, block % 4, partial),
+                        1 => tile256::<F, 1>(&scratch, panel, &mut ahead, partial),
+                        2 => tile256::<F, 2>(&scratch, panel, &mut ahead, partial),
+                        3 => tile256::<F, 3>(&scratch, panel, &mut ahead, partial),
+                        4 => tile256::<F, 4>(&scratch, panel, &mut ahead, partial),
+                        5 => tile256::<F, 5>(&scratch, panel, &mut ahead, partial),
+                        6 => tile256::<F, 6>(&scratch, panel, &mut ahead, partial),
+                        7 => tile256::<F, 7>(&scratch, panel, &mut ahead, partial),
+                        _ => tile256::<F, 8>(&scratch, panel, &mut ahead, partial),
                     }
                 }
             }
-            for (t, partial) in partial[..tokens].iter().enumerate() {
+            for t in 0..tokens {
                 for half in 0..2 {
-                    let p = |b: usize| partial[b][half];
+                    let p = |slot: usize| partial[slot * tokens + t][half];
                     let sum = _mm512_add_ps(_mm512_add_ps(p(0), p(1)), _mm512_add_ps(p(2), p(3)));
                     let at = out
                         .token(first_token + t)
@@ -231,14 +238,36 @@ fn tile32<const F: u8, const C: usize>(
     }
 }
 
+const AHEAD: usize = 0;
+
+struct Ahead {
+    at: *const u8,
+    row_bytes: usize,
+    rows: usize,
+}
+
+impl Ahead {
+    fn of(rows: &[u8], row_bytes: usize, at: usize) -> Ahead {
+        let mut start = at;
+        if start >= row_bytes {
+            start += (TILE_ROWS - 1) * row_bytes;
+        }
+        Ahead {
+            at: rows.as_ptr().wrapping_add(start),
+            row_bytes,
+            rows: 0,
+        }
+    }
+}
+
 /// A tile times the first C tokens of `panel`, over the block in the scratch.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
 #[inline(never)]
 fn tile256<const F: u8, const C: usize>(
     scratch: &Scratch256,
     panel: &[i32],
-    slot: usize,
-    partial: &mut [[[__m512; 2]; 4]],
+    ahead: &mut Ahead,
+    partial: &mut [[__m512; 2]],
 ) {
     let format = Format256::from_index(F);
     let words = const { Words256::of(Format256::from_index(F)) };
@@ -268,29 +297,41 @@ fn tile256<const F: u8, const C: usize>(
     } else {
         1
     };
-    for j in 0..64 / words.steps {
-        let mut products = [[_mm512_setzero_si512(); C]; 2];
-        if let Some(starts) = words.starts {
-            for c in 0..C {
-                products[0][c] = broadcast(word(c, starts + j));
-                products[1][c] = products[0][c];
+    let block_bytes = format.block_bytes();
+    let mut ahead_at = ahead.at;
+    for part in 0..8 {
+        for _ in 0..ahead.rows {
+            for line in (0..block_bytes).step_by(64) {
+                // Prefetching an address that is not mapped does nothing, so the end of the weights needs no care.
+                _mm_prefetch::<_MM_HINT_T0>(ahead_at.wrapping_add(line).cast());
             }
+            ahead_at = ahead_at.wrapping_add(ahead.row_bytes);
         }
-        for k in words.steps * j..words.steps * (j + 1) {
-            let [lower, upper] = scratch.values[k];
-            for c in 0..C {
-                let four = broadcast(word(c, k));
-                products[0][c] = _mm512_dpbusd_epi32(products[0][c], lower, four);
-                products[1][c] = _mm512_dpbusd_epi32(products[1][c], upper, four);
+        for j in 8 / words.steps * part..8 / words.steps * (part + 1) {
+            let mut products = [[_mm512_setzero_si512(); C]; 2];
+            if let Some(starts) = words.starts {
+                for c in 0..C {
+                    products[0][c] = broadcast(word(c, starts + j));
+                    products[1][c] = products[0][c];
+                }
             }
-        }
-        for half in 0..2 {
-            let scale = scratch.scales[j / repeats][half];
-            for c in 0..C {
-                sums[half][c] = add_pairs(sums[half][c], products[half][c], scale);
+            for k in words.steps * j..words.steps * (j + 1) {
+                let [lower, upper] = scratch.values[k];
+                for c in 0..C {
+                    let four = broadcast(word(c, k));
+                    products[0][c] = _mm512_dpbusd_epi32(products[0][c], lower, four);
+                    products[1][c] = _mm512_dpbusd_epi32(products[1][c], upper, four);
+                }
+            }
+            for half in 0..2 {
+                let scale = scratch.scales[j / repeats][half];
+                for c in 0..C {
+                    sums[half][c] = add_pairs(sums[half][c], products[half][c], scale);
+                }
             }
         }
     }
+    ahead.at = ahead_at;
     let mut of_sums = [[_mm512_setzero_si512(); C]; 2];
     if format.has_minimum() {
         for pair in 0..words.sums_count {
@@ -306,7 +347,7 @@ fn tile256<const F: u8, const C: usize>(
     for c in 0..C {
         let x_scale = _mm512_castsi512_ps(broadcast(word(c, words.scale)));
         for half in 0..2 {
-            let to = &mut partial[c][slot][half];
+            let to = &mut partial[c][half];
             let scale = _mm512_mul_ps(scratch.scale[half], x_scale);
             let mut next = _mm512_fmadd_ps(scale, _mm512_cvtepi32_ps(sums[half][c]), *to);
             if format.has_minimum() {

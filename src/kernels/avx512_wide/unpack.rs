@@ -106,7 +106,6 @@ impl Scratch256 {
         let format = Format256::from_index(F);
         let block_bytes = format.block_bytes();
         let at = block * block_bytes;
-        prefetch_rows(rows, row_bytes, at, block_bytes);
         for half in 0..2 {
             let rows = &rows[half * 16 * row_bytes..(half + 1) * 16 * row_bytes];
             match format {
@@ -415,21 +414,25 @@ fn shift_left(bytes: __m512i, by: usize) -> __m512i {
     _mm512_sll_epi16(bytes, _mm_cvtsi32_si128(by as i32))
 }
 
-/// Asks for what the tile needs next of its rows, and at their end for the start of the next tile's: the processor
-/// follows far fewer streams than 32.
+/// Asks for `bytes` bytes from `at` on of each of a tile's rows, where `at` lies behind their end for the next tile's:
+/// the processor follows far fewer streams than 32.
 #[target_feature(enable = "avx512f")]
 #[inline]
-pub(super) fn prefetch_rows(rows: &[u8], row_bytes: usize, at: usize, bytes: usize) {
-    const AHEAD: usize = 512;
-    let mut ahead = at + AHEAD;
-    if ahead >= row_bytes {
-        ahead += (TILE_ROWS - 1) * row_bytes;
+pub(super) fn prefetch_rows<const HINT: i32>(
+    rows: &[u8],
+    row_bytes: usize,
+    at: usize,
+    bytes: usize,
+) {
+    let mut start = at;
+    if start >= row_bytes {
+        start += (TILE_ROWS - 1) * row_bytes;
     }
     for r in 0..TILE_ROWS {
         for line in (0..bytes).step_by(64) {
             // Prefetching an address that is not mapped does nothing, so the end of the weights needs no care.
-            let at = rows.as_ptr().wrapping_add(r * row_bytes + ahead + line);
-            _mm_prefetch::<_MM_HINT_T0>(at.cast());
+            let at = rows.as_ptr().wrapping_add(r * row_bytes + start + line);
+            _mm_prefetch::<HINT>(at.cast());
         }
     }
 }
