@@ -139,15 +139,24 @@ pub(super) fn rows256<const F: u8>(
             partial.fill([_mm512_setzero_ps(); 2]);
             for block in 0..blocks {
                 scratch.fill::<F>(rows, row_bytes, block);
-                let calls = tokens.div_ceil(TILE_TOKENS);
-                let mut ahead = Ahead::of(rows, row_bytes, (block + 1) * block_bytes + AHEAD);
-                ahead.rows = TILE_ROWS.div_ceil(calls * 8);
+                let mut ahead = Ahead::of(rows, row_bytes, (block + 1) * block_bytes);
+                // The last tiles ask for the next block, an eighth, a quarter or half of the rows each.
+                let tiles = tokens.div_ceil(TILE_TOKENS);
+                let share = if tiles >= 4 {
+                    1
+                } else if tiles >= 2 {
+                    2
+                } else {
+                    4
+                };
+                let asking_from = (tiles - 4 / share) * TILE_TOKENS;
                 let panel = &panel[block * tokens * words.count..];
                 let partial = &mut partial[block % 4 * tokens..(block % 4 + 1) * tokens];
                 let mut t = 0;
                 while t < tokens {
                     let partial = &mut partial[t..];
                     let panel = &panel[t * words.count..];
+                    ahead.rows = if t >= asking_from { share } else { 0 };
                     t += TILE_TOKENS;
                     match partial.len() {
                         1 => tile256::<F, 1>(&scratch, panel, &mut ahead, partial),
@@ -237,8 +246,6 @@ fn tile32<const F: u8, const C: usize>(
         }
     }
 }
-
-const AHEAD: usize = 0;
 
 struct Ahead {
     at: *const u8,
