@@ -306,35 +306,39 @@ fn tile256<const F: u8, const C: usize>(
     };
     let block_bytes = format.block_bytes();
     let mut ahead_at = ahead.at;
-    for part in 0..8 {
-        for _ in 0..ahead.rows {
+    for j in 0..64 / words.steps {
+        // Eight times in all.
+        let rows = if j % (8 / words.steps) == 0 {
+            ahead.rows
+        } else {
+            0
+        };
+        for _ in 0..rows {
             for line in (0..block_bytes).step_by(64) {
                 // Prefetching an address that is not mapped does nothing, so the end of the weights needs no care.
                 _mm_prefetch::<_MM_HINT_T0>(ahead_at.wrapping_add(line).cast());
             }
             ahead_at = ahead_at.wrapping_add(ahead.row_bytes);
         }
-        for j in 8 / words.steps * part..8 / words.steps * (part + 1) {
-            let mut products = [[_mm512_setzero_si512(); C]; 2];
-            if let Some(starts) = words.starts {
-                for c in 0..C {
-                    products[0][c] = broadcast(word(c, starts + j));
-                    products[1][c] = products[0][c];
-                }
+        let mut products = [[_mm512_setzero_si512(); C]; 2];
+        if let Some(starts) = words.starts {
+            for c in 0..C {
+                products[0][c] = broadcast(word(c, starts + j));
+                products[1][c] = products[0][c];
             }
-            for k in words.steps * j..words.steps * (j + 1) {
-                let [lower, upper] = scratch.values[k];
-                for c in 0..C {
-                    let four = broadcast(word(c, k));
-                    products[0][c] = _mm512_dpbusd_epi32(products[0][c], lower, four);
-                    products[1][c] = _mm512_dpbusd_epi32(products[1][c], upper, four);
-                }
+        }
+        for k in words.steps * j..words.steps * (j + 1) {
+            let [lower, upper] = scratch.values[k];
+            for c in 0..C {
+                let four = broadcast(word(c, k));
+                products[0][c] = _mm512_dpbusd_epi32(products[0][c], lower, four);
+                products[1][c] = _mm512_dpbusd_epi32(products[1][c], upper, four);
             }
-            for half in 0..2 {
-                let scale = scratch.scales[j / repeats][half];
-                for c in 0..C {
-                    sums[half][c] = add_pairs(sums[half][c], products[half][c], scale);
-                }
+        }
+        for half in 0..2 {
+            let scale = scratch.scales[j / repeats][half];
+            for c in 0..C {
+                sums[half][c] = add_pairs(sums[half][c], products[half][c], scale);
             }
         }
     }
