@@ -73,13 +73,14 @@ pub(super) fn rows32<const F: u8>(
                 let count = (blocks - first_block).min(8 * groups);
                 for b in 0..count {
                     let at = (first_block + b) * block_bytes;
-                    if b % 8 == 0 {
-                        prefetch_rows::<_MM_HINT_T0>(rows, row_bytes, at + 512, 8 * block_bytes);
-                    }
                     scratch[b % 8 * groups + b / 8].fill::<F>(rows, row_bytes, at);
                 }
+                let segment_bytes = 8 * groups * block_bytes;
+                let next = (segment + 1) * segment_bytes;
                 for slot in 0..count.min(8) {
                     let scratch = &scratch[slot * groups..][..(count - slot).div_ceil(8)];
+                    // Each eighth of the work asks for what an eighth of the rows need next.
+                    prefetch_rows(rows, row_bytes, next, segment_bytes, 4 * slot..4 * slot + 4);
                     let panel = &panel[(segment * 8 + slot) * tokens * groups * words.count..];
                     let mut t = 0;
                     while t < tokens {

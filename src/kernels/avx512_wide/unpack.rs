@@ -3,6 +3,7 @@
 //! transposed than there are values.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::super::blocks::{Format32, Format256};
 use super::TILE_ROWS;
@@ -414,25 +415,25 @@ fn shift_left(bytes: __m512i, by: usize) -> __m512i {
     _mm512_sll_epi16(bytes, _mm_cvtsi32_si128(by as i32))
 }
 
-/// Asks for `bytes` bytes from `at` on of each of a tile's rows, where `at` lies behind their end for the next tile's:
-/// the processor follows far fewer streams than 32.
+/// Asks for `bytes` bytes from `at` on of some of a tile's rows, where `at` lies behind their end for the next tile's: the
+/// processor follows far fewer streams than 32.
 #[target_feature(enable = "avx512f")]
 #[inline]
-pub(super) fn prefetch_rows<const HINT: i32>(
+pub(super) fn prefetch_rows(
     rows: &[u8],
     row_bytes: usize,
-    at: usize,
+    mut at: usize,
     bytes: usize,
+    range: Range<usize>,
 ) {
-    let mut start = at;
-    if start >= row_bytes {
-        start += (TILE_ROWS - 1) * row_bytes;
+    if at >= row_bytes {
+        at = TILE_ROWS * row_bytes;
     }
-    for r in 0..TILE_ROWS {
+    for r in range {
         for line in (0..bytes).step_by(64) {
             // Prefetching an address that is not mapped does nothing, so the end of the weights needs no care.
-            let at = rows.as_ptr().wrapping_add(r * row_bytes + start + line);
-            _mm_prefetch::<HINT>(at.cast());
+            let at = rows.as_ptr().wrapping_add(r * row_bytes + at + line);
+            _mm_prefetch::<_MM_HINT_T0>(at.cast());
         }
     }
 }
