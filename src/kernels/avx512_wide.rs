@@ -32,17 +32,24 @@ use unpack::{Scratch32, Scratch256, prefetch_rows};
 
 /// Rows of a tile: two vectors of 16.
 const TILE_ROWS: usize = 32;
-/// Fewer tokens than this do not repay the transposition.
-const fn width_min32(_format: Format32) -> usize {
-    5
+/// Tokens that share a loaded vector of weights. The sums of 8 tokens need 16 registers, and as many wait in others or
+/// in the first-level cache; fewer sums than 12 do not cover the latency of `vpdpbusd`.
+const TILE_TOKENS: usize = 8;
+
+/// Fewer tokens than this do not repay the transposition: the loops over single rows are faster
+/// (`cargo bench --bench kernels`).
+const fn width_min32(format: Format32) -> usize {
+    match format {
+        Format32::Q4_0 | Format32::Q4_1 | Format32::Q5_0 | Format32::Q5_1 | Format32::Q8_0 => 5,
+    }
 }
 
 /// The same for blocks of 256.
-const fn width_min256(_format: Format256) -> usize {
-    5
+const fn width_min256(format: Format256) -> usize {
+    match format {
+        Format256::Q2K | Format256::Q3K | Format256::Q4K | Format256::Q5K | Format256::Q6K => 5,
+    }
 }
-/// Tokens that share a loaded vector of weights; bounded by the 32 registers.
-const TILE_TOKENS: usize = 8;
 
 /// Multiplies whole tiles where there are tokens enough; how many rows were done.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
@@ -140,24 +147,15 @@ pub(super) fn rows256<const F: u8>(
             partial.fill([_mm512_setzero_ps(); 2]);
             for block in 0..blocks {
                 scratch.fill::<F>(rows, row_bytes, block);
-                let mut ahead = Ahead::of(rows, row_bytes, (block + 1) * block_bytes);
-                // The last tiles ask for the next block, an eighth, a quarter or half of the rows each.
                 let tiles = tokens.div_ceil(TILE_TOKENS);
-                let share = if tiles >= 4 {
-                    1
-                } else if tiles >= 2 {
-                    2
-                } else {
-                    4
-                };
-                let asking_from = (tiles - 4 / share) * TILE_TOKENS;
+                let mut ahead = Ahead::of(rows, row_bytes, (block + 1) * block_bytes, tiles);
                 let panel = &panel[block * tokens * words.count..];
                 let partial = &mut partial[block % 4 * tokens..(block % 4 + 1) * tokens];
                 let mut t = 0;
                 while t < tokens {
                     let partial = &mut partial[t..];
                     let panel = &panel[t * words.count..];
-                    ahead.rows = if t >= asking_from { share } else { 0 };
+                    ahead.start_tile(t / TILE_TOKENS);
                     t += TILE_TOKENS;
                     match partial.len() {
                         1 => tile256::<F, 1>(&scratch, panel, &mut ahead, partial),
@@ -248,23 +246,40 @@ fn tile32<const F: u8, const C: usize>(
     }
 }
 
+/// What a tile of rows needs for its next block, or at the rows' end for the next tile's first: the processor follows far
+/// fewer streams than 32. The last products of the rows' block, up to four, ask for it, each in eight steps: fewer misses
+/// are in flight at a time than the processor can hold, and what they bring is not evicted before it is used.
 struct Ahead {
     at: *const u8,
     row_bytes: usize,
+    /// Rows of a step.
     rows: usize,
+    /// Rows of a step, once it is time, and the product from which on it is.
+    share: usize,
+    first: usize,
 }
 
 impl Ahead {
-    fn of(rows: &[u8], row_bytes: usize, at: usize) -> Ahead {
-        let mut start = at;
-        if start >= row_bytes {
-            start += (TILE_ROWS - 1) * row_bytes;
+    fn of(rows: &[u8], row_bytes: usize, mut at: usize, tiles: usize) -> Ahead {
+        if at >= row_bytes {
+            at = TILE_ROWS * row_bytes;
         }
+        let share = match tiles {
+            1 => 4,
+            2 | 3 => 2,
+            _ => 1,
+        };
         Ahead {
-            at: rows.as_ptr().wrapping_add(start),
+            at: rows.as_ptr().wrapping_add(at),
             row_bytes,
             rows: 0,
+            share,
+            first: tiles - TILE_ROWS / 8 / share,
         }
+    }
+
+    fn start_tile(&mut self, index: usize) {
+        self.rows = if index >= self.first { self.share } else { 0 };
     }
 }
 
@@ -308,7 +323,7 @@ fn tile256<const F: u8, const C: usize>(
     let block_bytes = format.block_bytes();
     let mut ahead_at = ahead.at;
     for j in 0..64 / words.steps {
-        // Eight times in all.
+        // The eight steps of `Ahead`.
         let rows = if j % (8 / words.steps) == 0 {
             ahead.rows
         } else {

@@ -1,4 +1,7 @@
 //! The input of the wide loops: what a tile reads of a token, 32 bits at a time, in the order in which it reads it.
+//!
+//! Packed once for an input and a format, before the threads take their rows: a chunk of rows may be two tiles high, for
+//! which packing would cost a fifth of the product.
 
 use std::arch::x86_64::*;
 use std::sync::{Mutex, OnceLock, PoisonError};
