@@ -9,6 +9,8 @@ use std::sync::OnceLock;
 
 use crate::gguf::TensorType;
 
+#[cfg(target_arch = "x86_64")]
+use super::avx512_wide::Panels;
 use super::blocks::{Storage, storage};
 use super::simd::{self, Lanes};
 use super::{ComputePool, InstructionSet};
@@ -21,6 +23,8 @@ pub struct Activations<'a> {
     columns: usize,
     blocks32: OnceLock<Quantised>,
     blocks256: OnceLock<Quantised>,
+    #[cfg(target_arch = "x86_64")]
+    panels: Panels,
 }
 
 /// Rows of 8-bit blocks. A row's quants are padded with zeros to a multiple of 256 and its blocks likewise, so that
@@ -96,6 +100,8 @@ impl<'a> Activations<'a> {
             columns,
             blocks32: OnceLock::new(),
             blocks256: OnceLock::new(),
+            #[cfg(target_arch = "x86_64")]
+            panels: Panels::default(),
         }
     }
 
@@ -122,6 +128,8 @@ impl<'a> Activations<'a> {
                 self.blocks256.get_or_init(|| self.quantise::<256>(pool));
             }
         }
+        #[cfg(target_arch = "x86_64")]
+        self.panels.prepare(kind, self, pool);
     }
 
     pub(super) fn row(&self, t: usize) -> &[f32] {
@@ -134,6 +142,12 @@ impl<'a> Activations<'a> {
 
     pub(super) fn blocks256(&self) -> &Quantised {
         self.blocks256.get().expect("activations were prepared")
+    }
+
+    /// What the wide loops of AVX-512 read in place of the rows.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn panels(&self) -> &Panels {
+        &self.panels
     }
 
     fn quantise<const BLOCK: usize>(&self, pool: &ComputePool) -> Quantised {

@@ -1,11 +1,11 @@
 //! How the loops of an instruction set share the rows and tokens of a product; x86-64 only.
 
 /// Defines `rows_of_blocks32` and `rows_of_blocks256`: the tiles of `$wide`, then row by row what these leave, in
-/// groups of `$most` tokens (4 or 8) that share the unpacking of a row (`row32::<F, N>` and `row256::<F, N>`).
+/// groups of up to four tokens that share the unpacking of a row (`row32::<F, N>` and `row256::<F, N>`).
 ///
 /// A macro because each set's functions have to be compiled with its features.
 macro_rules! row_loops {
-    ($features:literal, $wide:ident, $most:literal) => {
+    ($features:literal, $wide:ident) => {
         use super::activations::Activations;
         use super::blocks::{Format32, Format256, for_format32, for_format256};
         use super::matmul::{MatrixView, Output};
@@ -32,10 +32,10 @@ macro_rules! row_loops {
             unsafe { for_format256!(format, rows256(weight, x, out)) }
         }
 
-        row_loops!(@ $features, $wide, $most, rows32, rows32_of, row32, blocks32);
-        row_loops!(@ $features, $wide, $most, rows256, rows256_of, row256, blocks256);
+        row_loops!(@ $features, $wide, rows32, rows32_of, row32, blocks32);
+        row_loops!(@ $features, $wide, rows256, rows256_of, row256, blocks256);
     };
-    (@ $features:literal, $wide:ident, $most:literal, $rows:ident, $rows_of:ident, $row:ident, $blocks:ident) => {
+    (@ $features:literal, $wide:ident, $rows:ident, $rows_of:ident, $row:ident, $blocks:ident) => {
         #[target_feature(enable = $features)]
         fn $rows<const F: u8>(weight: &MatrixView<'_>, x: &Activations<'_>, out: Output) {
             let done = super::$wide::$rows::<F>(weight, x, out);
@@ -46,8 +46,7 @@ macro_rules! row_loops {
                     // Three tokens walk the rows twice: a chunk of rows is in a cache by then, and a loop for three
                     // would be used by no other width.
                     2 | 3 => $rows_of::<F, 2>(weight, x, out, done, t),
-                    4..=7 => $rows_of::<F, 4>(weight, x, out, done, t),
-                    _ => $rows_of::<F, $most>(weight, x, out, done, t),
+                    _ => $rows_of::<F, 4>(weight, x, out, done, t),
                 };
             }
         }

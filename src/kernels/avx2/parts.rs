@@ -66,18 +66,6 @@ pub(in crate::kernels) fn scales256<const F: u8>(block: &[u8]) -> (__m256i, __m2
     }
 }
 
-/// The f16 scale and minimum of a block of 256.
-#[inline(always)]
-pub(in crate::kernels) fn heads256<const F: u8>(block: &[u8]) -> [u16; 2] {
-    let half = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
-    match Format256::from_index(F) {
-        Format256::Q2K => [half(80), half(82)],
-        Format256::Q3K => [half(108), 0],
-        Format256::Q4K | Format256::Q5K => [half(0), half(2)],
-        Format256::Q6K => [half(208), 0],
-    }
-}
-
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
 pub(in crate::kernels) fn halves_to_floats(halves: &[u16; 8]) -> __m256 {

@@ -13,8 +13,8 @@ use super::super::blocks::Format256;
 use super::super::streaming;
 use super::parts::{multiply_add_pairs, totals, values256};
 
-/// Tokens that share the unpacking of a row: their sums of four blocks fill all registers.
-const TOKENS_MAX: usize = 8;
+/// Tokens that share the unpacking of a row: their sums of four blocks fill one vector.
+const TOKENS_MAX: usize = 4;
 
 /// One row times N tokens, at most `TOKENS_MAX`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
@@ -33,8 +33,8 @@ pub(super) fn row256<const F: u8, const N: usize>(
         assert!(token.quants.len() >= 256 * blocks && token.scales.len() >= padded);
         assert!(token.sums16.len() >= 16 * padded && token.sums_of_32.len() >= 8 * padded);
     }
-    // Lane 4 n + b of vector g: token 4 g + n, blocks b, b + 4, b + 8, ...
-    let mut partial = [_mm512_setzero_ps(); 2];
+    // Lane 4 n + b: token n, blocks b, b + 4, b + 8, ...
+    let mut partial = _mm512_setzero_ps();
     for (index, group) in row.chunks(4 * block_bytes).enumerate() {
         let first = 4 * index;
         let count = group.len() / block_bytes;
@@ -58,32 +58,28 @@ pub(super) fn row256<const F: u8, const N: usize>(
         };
         // What blocks that are not there would add is dropped: -0 + 0 would be another number.
         let present = ((1u16 << count) - 1) * 0x1111;
-        for g in 0..N.div_ceil(4) {
-            let mut x_scales = [_mm_setzero_ps(); 4];
-            for n in 0..4.min(N - 4 * g) {
-                // SAFETY: four scales from `first` were checked above.
-                x_scales[n] = unsafe { _mm_loadu_ps(tokens[4 * g + n].scales.as_ptr().add(first)) };
-            }
-            let x_scales = side_by_side(x_scales);
-            let scale = _mm512_mul_ps(_mm512_broadcast_f32x4(sums.scales), x_scales);
-            let products = _mm512_cvtepi32_ps(sums.products[g]);
-            partial[g] = _mm512_mask3_fmadd_ps(scale, products, partial[g], present);
-            if format.has_minimum() {
-                let scale = _mm512_mul_ps(_mm512_broadcast_f32x4(sums.minimums), x_scales);
-                let products = _mm512_cvtepi32_ps(sums.minimum_products[g]);
-                partial[g] = _mm512_mask3_fnmadd_ps(scale, products, partial[g], present);
-            }
+        let mut x_scales = [_mm_setzero_ps(); TOKENS_MAX];
+        for n in 0..N {
+            // SAFETY: four scales from `first` were checked above.
+            x_scales[n] = unsafe { _mm_loadu_ps(tokens[n].scales.as_ptr().add(first)) };
+        }
+        let x_scales = side_by_side(x_scales);
+        let scale = _mm512_mul_ps(_mm512_broadcast_f32x4(sums.scales), x_scales);
+        let products = _mm512_cvtepi32_ps(sums.products);
+        partial = _mm512_mask3_fmadd_ps(scale, products, partial, present);
+        if format.has_minimum() {
+            let scale = _mm512_mul_ps(_mm512_broadcast_f32x4(sums.minimums), x_scales);
+            let products = _mm512_cvtepi32_ps(sums.minimum_products);
+            partial = _mm512_mask3_fnmadd_ps(scale, products, partial, present);
         }
     }
-    let mut lanes = [[0.0; 16]; 2];
-    for (lanes, partial) in lanes.iter_mut().zip(partial) {
-        // The fixed order: (p0 + p1) + (p2 + p3).
-        let twos = _mm512_add_ps(partial, _mm512_permute_ps::<0b10_11_00_01>(partial));
-        let fours = _mm512_add_ps(twos, _mm512_permute_ps::<0b01_00_11_10>(twos));
-        // SAFETY: the array holds 16 values.
-        unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), fours) };
-    }
-    std::array::from_fn(|n| lanes[n / 4][4 * (n % 4)])
+    // The fixed order: (p0 + p1) + (p2 + p3).
+    let twos = _mm512_add_ps(partial, _mm512_permute_ps::<0b10_11_00_01>(partial));
+    let fours = _mm512_add_ps(twos, _mm512_permute_ps::<0b01_00_11_10>(twos));
+    let mut lanes = [0.0; 16];
+    // SAFETY: the array holds 16 values.
+    unsafe { _mm512_storeu_ps(lanes.as_mut_ptr(), fours) };
+    std::array::from_fn(|n| lanes[4 * n])
 }
 
 #[target_feature(enable = "avx512f")]
@@ -93,13 +89,13 @@ fn side_by_side(v: [__m128; 4]) -> __m512 {
     _mm512_insertf32x4::<3>(_mm512_insertf32x4::<2>(low, v[2]), v[3])
 }
 
-/// Of four blocks of 256: their scales and minimums, and the sums that these multiply: lane 4 n + b of vector g
-/// for token 4 g + n and block b.
+/// Of four blocks of 256: their scales and minimums, and the sums that these multiply, lane 4 n + b for token n and
+/// block b.
 struct FourBlocks {
     scales: __m128,
     minimums: __m128,
-    products: [__m512i; 2],
-    minimum_products: [__m512i; 2],
+    products: __m512i,
+    minimum_products: __m512i,
 }
 
 /// Four blocks with sub-blocks of 32 (Q4_K, Q5_K).
@@ -176,24 +172,9 @@ unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
     FourBlocks {
         scales,
         minimums: block_minimums,
-        products: of_tokens::<N, _>(sums, |sums| totals(sums)),
-        minimum_products: of_tokens::<N, _>(minimum_sums, |sums| totals_of_blocks(sums)),
+        products: totals(sums),
+        minimum_products: totals_of_blocks(minimum_sums),
     }
-}
-
-/// What `sum` makes of each four tokens.
-#[inline(always)]
-fn of_tokens<const N: usize, T: Copy>(
-    v: [T; TOKENS_MAX],
-    sum: impl Fn([T; 4]) -> __m512i,
-) -> [__m512i; 2] {
-    let first = sum([v[0], v[1], v[2], v[3]]);
-    let second = if N > 4 {
-        sum([v[4], v[5], v[6], v[7]])
-    } else {
-        first
-    };
-    [first, second]
 }
 
 /// Quarter b of vector n has the four numbers of block b and token n: lane 4 n + b of the result is their sum.
@@ -280,14 +261,14 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
     };
     let (scales, minimums) = scales_and_minimums(heads);
     let minimum_products = if format.has_minimum() {
-        of_tokens::<N, _>(minimum_sums, |sums| totals(sums))
+        totals(minimum_sums)
     } else {
-        [_mm512_setzero_si512(); 2]
+        _mm512_setzero_si512()
     };
     FourBlocks {
         scales,
         minimums,
-        products: of_tokens::<N, _>(sums, |sums| totals(sums)),
+        products: totals(sums),
         minimum_products,
     }
 }

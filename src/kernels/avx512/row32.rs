@@ -17,7 +17,7 @@ use super::super::blocks::Format32;
 use super::super::streaming;
 
 /// Two tokens that share a vector: lanes 0 to 7 are blocks 0 to 7 of the first, 8 to 15 those of the second.
-const PAIRS_MAX: usize = 4;
+const PAIRS_MAX: usize = 2;
 
 /// One row times N tokens, at most `2 * PAIRS_MAX`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
