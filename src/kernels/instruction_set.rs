@@ -11,7 +11,7 @@ pub enum InstructionSet {
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, VL, VBMI and VNNI (Ice Lake, Zen 4 and later).
+    /// x86-64 with AVX-512 F, BW, VL, VBMI and VNNI, and GFNI (Ice Lake, Zen 4 and later).
     Avx512,
 }
 
@@ -50,6 +50,7 @@ impl InstructionSet {
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vbmi")
                     && is_x86_feature_detected!("avx512vnni")
+                    && is_x86_feature_detected!("gfni")
             }
             #[cfg(not(target_arch = "x86_64"))]
             InstructionSet::Avx2 | InstructionSet::Avx512 => false,

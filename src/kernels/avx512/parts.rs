@@ -50,69 +50,87 @@ pub(super) fn totals(v: [[__m512i; 4]; 4]) -> __m512i {
         _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
     )
 }
-/// The unsigned values of a block of 256, in order.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
-#[inline]
-pub(in crate::kernels) fn values256<const F: u8>(block: &[u8]) -> [__m512i; 4] {
-    // 32 bytes in both halves.
-    let twice = |at: usize| {
-        let bytes = block[at..at + 32].as_ptr();
-        // SAFETY: the slice holds 32 bytes.
-        _mm512_broadcast_i64x4(unsafe { _mm256_loadu_si256(bytes.cast()) })
-    };
-    let whole = |at: usize| {
-        let bytes = block[at..at + 64].as_ptr();
-        // SAFETY: the slice holds 64 bytes.
-        unsafe { _mm512_loadu_si512(bytes.cast()) }
-    };
-    // Shifts for the lower and the upper half.
-    let shifts = |lower: i64, upper: i64| {
-        _mm512_setr_epi64(lower, lower, lower, lower, upper, upper, upper, upper)
-    };
-    let mask = |bytes, mask: i8| _mm512_and_si512(bytes, _mm512_set1_epi8(mask));
-    // Bit 2 v of 32 bytes for the lower half, bit 2 v + 1 for the upper.
-    let bit = |bytes, v: usize| {
-        let lower = 0x0101_0101_0101_0101_i64 << (2 * v);
-        _mm512_test_epi8_mask(bytes, shifts(lower, lower << 1))
-    };
-    let mut values = [_mm512_setzero_si512(); 4];
-    for (v, values) in values.iter_mut().enumerate() {
-        let (half, odd) = (v / 2, v % 2);
-        *values = match Format256::from_index(F) {
-            Format256::Q2K => {
-                let by = 4 * odd as i64;
-                mask(
-                    _mm512_srlv_epi64(twice(16 + 32 * half), shifts(by, by + 2)),
-                    3,
-                )
-            }
-            Format256::Q3K => {
-                let by = 4 * odd as i64;
-                let low = mask(
-                    _mm512_srlv_epi64(twice(32 + 32 * half), shifts(by, by + 2)),
-                    3,
-                );
-                _mm512_mask_add_epi8(low, bit(twice(0), v), low, _mm512_set1_epi8(4))
-            }
-            Format256::Q4K => mask(_mm512_srlv_epi64(twice(16 + 32 * v), shifts(0, 4)), 15),
-            Format256::Q5K => {
-                let low = mask(_mm512_srlv_epi64(twice(48 + 32 * v), shifts(0, 4)), 15);
-                _mm512_mask_add_epi8(low, bit(twice(16), v), low, _mm512_set1_epi8(16))
-            }
-            Format256::Q6K => {
-                let low = whole(64 * half);
-                let high = twice(128 + 32 * half);
-                let (low, high) = if odd == 0 {
-                    (low, _mm512_sllv_epi64(high, shifts(4, 2)))
-                } else {
-                    (
-                        _mm512_srli_epi16::<4>(low),
-                        _mm512_srlv_epi64(high, shifts(0, 2)),
-                    )
-                };
-                _mm512_or_si512(mask(low, 15), mask(high, 0x30))
-            }
-        };
+/// A matrix for `move_bits`: bits `from`, `from + 1`, ... of a byte go to bits `to`, `to + 1`, ..., `count` of them; the
+/// others become zero.
+pub(super) const fn bits(count: usize, from: usize, to: usize) -> i64 {
+    let mut matrix = 0;
+    let mut i = 0;
+    while i < count {
+        // Row 7 - t of a matrix, its byte 7 - t, selects the bits that bit t is the sum of.
+        matrix |= 1 << (8 * (7 - (to + i)) + from + i);
+        i += 1;
     }
-    values
+    matrix
+}
+
+/// Moves bits inside bytes: those of the lower 32 bytes by one matrix, those of the upper 32 by another.
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+#[inline]
+pub(super) fn move_bits(bytes: __m512i, lower: i64, upper: i64) -> __m512i {
+    let matrices = _mm512_setr_epi64(lower, lower, lower, lower, upper, upper, upper, upper);
+    _mm512_gf2p8affine_epi64_epi8::<0>(bytes, matrices)
+}
+
+/// Values 64 V to 64 V + 63 of a block of 256, unsigned, in order.
+///
+/// # Safety
+/// A block lies at the address.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
+#[inline]
+pub(super) unsafe fn values256<const F: u8, const V: usize>(block: *const u8) -> __m512i {
+    // SAFETY: all that is loaded lies inside the block.
+    let (twice, whole) = unsafe {
+        (
+            // 32 bytes in both halves.
+            |at: usize| _mm512_broadcast_i64x4(_mm256_loadu_si256(block.add(at).cast())),
+            |at: usize| _mm512_loadu_si512(block.add(at).cast()),
+        )
+    };
+    let half = V / 2;
+    match Format256::from_index(F) {
+        Format256::Q2K => move_bits(
+            twice(16 + 32 * half),
+            const { bits(2, 4 * (V % 2), 0) },
+            const { bits(2, 4 * (V % 2) + 2, 0) },
+        ),
+        Format256::Q3K => {
+            let low = move_bits(
+                twice(32 + 32 * half),
+                const { bits(2, 4 * (V % 2), 0) },
+                const { bits(2, 4 * (V % 2) + 2, 0) },
+            );
+            let high = move_bits(
+                twice(0),
+                const { bits(1, 2 * V, 2) },
+                const { bits(1, 2 * V + 1, 2) },
+            );
+            _mm512_or_si512(low, high)
+        }
+        Format256::Q4K => nibbles(twice(16 + 32 * V)),
+        Format256::Q5K => {
+            let high = move_bits(
+                twice(16),
+                const { bits(1, 2 * V, 4) },
+                const { bits(1, 2 * V + 1, 4) },
+            );
+            _mm512_or_si512(nibbles(twice(48 + 32 * V)), high)
+        }
+        Format256::Q6K => {
+            let nibble = const { bits(4, 4 * (V % 2), 0) };
+            let low = move_bits(whole(64 * half), nibble, nibble);
+            let high = move_bits(
+                twice(128 + 32 * half),
+                const { bits(2, 4 * (V % 2), 4) },
+                const { bits(2, 4 * (V % 2) + 2, 4) },
+            );
+            _mm512_or_si512(low, high)
+        }
+    }
+}
+
+/// The lower nibbles of the lower 32 bytes, the upper ones of the upper 32.
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+#[inline]
+fn nibbles(bytes: __m512i) -> __m512i {
+    move_bits(bytes, const { bits(4, 0, 0) }, const { bits(4, 4, 0) })
 }

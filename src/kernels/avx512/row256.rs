@@ -17,7 +17,7 @@ use super::parts::{multiply_add_pairs, totals, values256};
 const TOKENS_MAX: usize = 4;
 
 /// One row times N tokens, at most `TOKENS_MAX`.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
 #[inline]
 pub(super) fn row256<const F: u8, const N: usize>(
     row: &[u8],
@@ -103,7 +103,7 @@ struct FourBlocks {
 /// # Safety
 /// Four blocks lie at `start`, `count` of them with quants in every token from block `first` on; the tokens have the
 /// sums of all four.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
 #[inline]
 unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
     start: *const u8,
@@ -136,23 +136,23 @@ unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
     let mut sums = [[_mm512_setzero_si512(); 4]; TOKENS_MAX];
     for_each!(0 1 2 3, I => {
         if I < count {
-            // SAFETY: as the caller promises.
-            let block = unsafe { std::slice::from_raw_parts(start.add(I * block_bytes), block_bytes) };
+            let block = start.wrapping_add(I * block_bytes);
             streaming::ahead_of_block::<I, 4>(start, block_bytes);
-            let values = values256::<F>(block);
             for_each!(0 1 2 3, V => {
                 // One scale for the values of each half.
                 let one = |j: i64| 0x0001_0001_0001_0001 * j;
                 let (x, y) = (one((8 * I + 2 * V) as i64), one((8 * I + 2 * V + 1) as i64));
                 let index = _mm512_setr_epi64(x, x, x, x, y, y, y, y);
                 let scales = _mm512_permutexvar_epi16(index, scales);
+                // SAFETY: the block is there.
+                let values = unsafe { values256::<F, V>(block) };
                 for n in 0..N {
                     // SAFETY: the token has this block's quants.
                     let quants = unsafe {
                         let at = 256 * (first + I) + 64 * V;
                         _mm512_loadu_si512(tokens[n].quants.as_ptr().add(at).cast())
                     };
-                    let pairs = _mm512_maddubs_epi16(values[V], quants);
+                    let pairs = _mm512_maddubs_epi16(values, quants);
                     sums[n][I] = multiply_add_pairs(sums[n][I], pairs, scales);
                 }
             });
@@ -192,7 +192,7 @@ fn totals_of_blocks(v: [__m512i; 4]) -> __m512i {
 ///
 /// # Safety
 /// As for `four_blocks_of_32s`.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
 #[inline]
 unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
     start: *const u8,
@@ -210,6 +210,7 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
             let block = unsafe { std::slice::from_raw_parts(start.add(I * block_bytes), block_bytes) };
             streaming::ahead_of_block::<I, 4>(start, block_bytes);
             let (scales, minimums) = scales256::<F>(block);
+            let block = block.as_ptr();
             let of_sums = match format {
                 Format256::Q3K => _mm256_slli_epi16::<2>(scales),
                 Format256::Q6K => _mm256_slli_epi16::<5>(scales),
@@ -229,20 +230,21 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
                 }
             }
             let scales = _mm512_castsi256_si512(scales);
-            let values = values256::<F>(block);
             for_each!(0 1 2 3, V => {
                 // One scale for the values of each quarter.
                 let one = |j: i64| 0x0001_0001_0001_0001 * j;
                 let [w, x, y, z] = [0, 1, 2, 3].map(|j| one(4 * V as i64 + j));
                 let index = _mm512_setr_epi64(w, w, x, x, y, y, z, z);
                 let scales = _mm512_permutexvar_epi16(index, scales);
+                // SAFETY: the block is there.
+                let values = unsafe { values256::<F, V>(block) };
                 for n in 0..N {
                     // SAFETY: the token has this block's quants.
                     let quants = unsafe {
                         let at = 256 * (first + I) + 64 * V;
                         _mm512_loadu_si512(tokens[n].quants.as_ptr().add(at).cast())
                     };
-                    let pairs = _mm512_maddubs_epi16(values[V], quants);
+                    let pairs = _mm512_maddubs_epi16(values, quants);
                     sums[n][I] = multiply_add_pairs(sums[n][I], pairs, scales);
                 }
             });

@@ -15,12 +15,13 @@ use super::super::activations::QuantisedRow;
 use super::super::avx2::{for_each, sum_of_eight};
 use super::super::blocks::Format32;
 use super::super::streaming;
+use super::parts::{bits, move_bits};
 
 /// Two tokens that share a vector: lanes 0 to 7 are blocks 0 to 7 of the first, 8 to 15 those of the second.
 const PAIRS_MAX: usize = 2;
 
 /// One row times N tokens, at most `2 * PAIRS_MAX`.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
 #[inline]
 pub(super) fn row32<const F: u8, const N: usize>(
     row: &[u8],
@@ -65,7 +66,7 @@ pub(super) fn row32<const F: u8, const N: usize>(
 ///
 /// # Safety
 /// `group` holds `count` blocks; the tokens have all that belongs to eight blocks from `first` on.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
 #[inline]
 unsafe fn add_group<const F: u8, const N: usize, const FULL: bool>(
     group: &[u8],
@@ -151,7 +152,7 @@ unsafe fn add_group<const F: u8, const N: usize, const FULL: bool>(
 ///
 /// # Safety
 /// `count` blocks lie at `start`.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
 #[inline]
 unsafe fn values_of_eight<const F: u8>(start: *const u8, count: usize) -> [__m512i; 4] {
     let format = Format32::from_index(F);
@@ -184,7 +185,8 @@ unsafe fn values_of_eight<const F: u8>(start: *const u8, count: usize) -> [__m51
     for_each!(0 1, HALF => {
         let bytes = four(4 * HALF, block_bytes - 16);
         let mut low = _mm512_and_si512(bytes, _mm512_set1_epi8(15));
-        let mut high = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), _mm512_set1_epi8(15));
+        let upper = const { bits(4, 4, 0) };
+        let mut high = move_bits(bytes, upper, upper);
         if matches!(format, Format32::Q5_0 | Format32::Q5_1) {
             // The fifth bits are the four bytes before the quants: bit i belongs to value i.
             let starts = four(4 * HALF, 0);
@@ -210,7 +212,7 @@ unsafe fn values_of_eight<const F: u8>(start: *const u8, count: usize) -> [__m51
 ///
 /// # Safety
 /// `count` blocks, eight where `FULL`, lie at `start`.
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
 #[inline]
 unsafe fn heads_of_eight<const F: u8, const FULL: bool>(start: *const u8, count: usize) -> __m256i {
     let format = Format32::from_index(F);
