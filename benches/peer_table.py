@@ -45,7 +45,7 @@ class Line:
 
 
 def memory_rate(results):
-    """The median of the row's rounds, as everything else: each round tells the best of its passes over memory."""
+    """The median of the row's rounds, as everything else: each round tells the median of its passes over memory."""
     return statistics.median(results["strata"]["ram_read_bytes_per_second"])
 
 

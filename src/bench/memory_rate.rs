@@ -1,5 +1,6 @@
 //! How fast the threads of a pool read memory: the limit of a step that reads its weights once.
 
+use super::rounds::median;
 use crate::kernels::{ComputePool, read_all};
 use crate::memory::{Arena, MemoryError, Region};
 use std::sync::Arc;
@@ -8,10 +9,11 @@ use std::time::Instant;
 /// Passes of a measurement.
 const PASSES: usize = 3;
 
-/// Memory that no cache holds, and the best rate at which it was read.
+/// Memory that no cache holds, and the rates at which it was read.
 pub struct MemoryRate {
     region: Region,
-    best: f64,
+    /// Bytes per second of each pass.
+    passes: Vec<f64>,
 }
 
 impl MemoryRate {
@@ -24,7 +26,10 @@ impl MemoryRate {
         let mut region = Region::allocate_low(&arena, bytes)?;
         // Pages that were never written are all the same page of zeros.
         region.bytes_mut().fill(0x5A);
-        Ok(MemoryRate { region, best: 0.0 })
+        Ok(MemoryRate {
+            region,
+            passes: Vec::new(),
+        })
     }
 
     /// Reads everything a few times with all threads of `pool`: one pass takes some ten milliseconds, and another
@@ -35,14 +40,14 @@ impl MemoryRate {
             read_all(pool, self.region.bytes());
             let seconds = started.elapsed().as_secs_f64();
             if seconds > 0.0 {
-                self.best = self.best.max(self.region.bytes().len() as f64 / seconds);
+                self.passes.push(self.region.bytes().len() as f64 / seconds);
             }
         }
     }
 
-    /// Bytes per second of the fastest pass; 0 before the first.
+    /// Bytes per second: the median of all passes, as what is held against it is a median; 0 before the first.
     pub fn bytes_per_second(&self) -> f64 {
-        self.best
+        median(&self.passes)
     }
 }
 
@@ -51,13 +56,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_best_pass_counts() {
+    fn the_median_pass_counts() {
         let mut rate = MemoryRate::new(3 << 20).unwrap();
         assert_eq!(rate.bytes_per_second(), 0.0);
         let pool = ComputePool::new(2);
         rate.measure(&pool);
-        let first = rate.bytes_per_second();
         rate.measure(&pool);
-        assert!(first > 0.0 && rate.bytes_per_second() >= first && first.is_finite());
+        assert_eq!(rate.passes.len(), 2 * PASSES);
+        let mut sorted = rate.passes.clone();
+        sorted.sort_by(f64::total_cmp);
+        let middle = sorted[PASSES - 1]..=sorted[PASSES];
+        assert!(middle.contains(&rate.bytes_per_second()));
     }
 }
