@@ -36,19 +36,14 @@ const TILE_ROWS: usize = 32;
 /// in the first-level cache; fewer sums than 12 do not cover the latency of `vpdpbusd`.
 const TILE_TOKENS: usize = 8;
 
-/// Fewer tokens than this do not repay the transposition: the loops over single rows are faster
-/// (`cargo bench --bench kernels`).
-const fn width_min32(format: Format32) -> usize {
-    match format {
-        Format32::Q4_0 | Format32::Q4_1 => 3,
-        Format32::Q5_0 | Format32::Q5_1 | Format32::Q8_0 => 5,
-    }
-}
+/// Fewer tokens than this do not repay the transposition, in the steps of a model: the loops over single rows are faster.
+const WIDTH_MIN32: usize = 5;
 
 /// The same for blocks of 256.
 const fn width_min256(format: Format256) -> usize {
     match format {
-        Format256::Q2K | Format256::Q3K | Format256::Q4K | Format256::Q5K | Format256::Q6K => 3,
+        Format256::Q2K => 3,
+        Format256::Q3K | Format256::Q4K | Format256::Q5K | Format256::Q6K => 5,
     }
 }
 

@@ -43,9 +43,8 @@ macro_rules! row_loops {
             while t < x.width() {
                 t += match x.width() - t {
                     1 => $rows_of::<F, 1>(weight, x, out, done, t),
-                    // Three tokens walk the rows twice: a chunk of rows is in a cache by then, and a loop for three
-                    // would be used by no other width.
-                    2 | 3 => $rows_of::<F, 2>(weight, x, out, done, t),
+                    2 => $rows_of::<F, 2>(weight, x, out, done, t),
+                    3 => $rows_of::<F, 3>(weight, x, out, done, t),
                     _ => $rows_of::<F, 4>(weight, x, out, done, t),
                 };
             }

@@ -27,7 +27,7 @@ pub(super) fn row32<const F: u8, const N: usize>(
     row: &[u8],
     tokens: &[QuantisedRow<'_>; N],
 ) -> [f32; N] {
-    const { assert!(N == 1 || N.is_multiple_of(2) && N <= 2 * PAIRS_MAX) };
+    const { assert!(N <= 2 * PAIRS_MAX) };
     let block_bytes = Format32::from_index(F).block_bytes();
     let blocks = row.len() / block_bytes;
     for token in tokens {
@@ -119,7 +119,7 @@ unsafe fn add_group<const F: u8, const N: usize, const FULL: bool>(
                 _mm512_castpd_ps(_mm512_insertf64x4::<1>(_mm512_castpd256_pd512(a), b))
             };
             let products_of_a = products_of(a);
-            let products_of_b = if N == 1 {
+            let products_of_b = if 2 * pair + 1 == N {
                 products_of_a
             } else {
                 products_of(b)

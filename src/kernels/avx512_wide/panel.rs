@@ -11,7 +11,7 @@ use crate::gguf::TensorType;
 use super::super::activations::{Activations, Quantised};
 use super::super::blocks::{Format32, Format256, Storage, for_format32, for_format256, storage};
 use super::super::{ComputePool, InstructionSet};
-use super::{TILE_TOKENS, width_min32, width_min256};
+use super::{TILE_TOKENS, WIDTH_MIN32, width_min256};
 
 /// Bytes of a panel: most of a second-level cache.
 const PANEL_BYTES: usize = 1280 << 10;
@@ -120,7 +120,7 @@ impl Panels {
             return;
         }
         match storage(kind) {
-            Storage::Blocks32(format) if x.width() >= width_min32(format) => {
+            Storage::Blocks32(format) if x.width() >= WIDTH_MIN32 => {
                 self.blocks32[format as usize].get_or_init(|| panel32(format, x, pool));
             }
             Storage::Blocks256(format) if x.width() >= width_min256(format) => {
