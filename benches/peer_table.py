@@ -45,7 +45,11 @@ class Line:
 
 
 def memory_rate(results):
-    """The median of the row's rounds, as everything else: each round tells the median of its passes over memory."""
+    """The median of the row's rounds, each of which tells the median of its passes over memory.
+
+    What is held against it is a median of the same rounds. The best pass of minutes would be a rate that nothing keeps
+    up where others use the same memory.
+    """
     return statistics.median(results["strata"]["ram_read_bytes_per_second"])
 
 

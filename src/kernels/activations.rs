@@ -23,6 +23,7 @@ pub struct Activations<'a> {
     columns: usize,
     blocks32: OnceLock<Quantised>,
     blocks256: OnceLock<Quantised>,
+    /// The tokens as the tiles of AVX-512 read them, for each format that was multiplied with them.
     #[cfg(target_arch = "x86_64")]
     panels: Panels,
 }
@@ -34,8 +35,8 @@ pub(super) struct Quantised {
     /// Where the first row starts: at a cache line, so that no vector that is loaded lies in two.
     quants_start: usize,
     pub(super) quants_stride: usize,
-    /// Blocks of 32 on AVX-512: the quants once more, of each four blocks the first halves, then the second halves. Rows
-    /// start and follow one another as those of `quants` do. Others: unused.
+    /// Blocks of 32 on AVX-512: the quants once more, of each four blocks the first halves, then the second halves, for
+    /// the rows that tiles leave. They start and follow one another as those of `quants` do. Others: unused.
     quants_by_half: Vec<i8>,
     by_half_start: usize,
     /// One for each block.
@@ -113,8 +114,9 @@ impl<'a> Activations<'a> {
         self.columns
     }
 
-    /// Makes the form that weights of this type need, in parallel over rows. `matmul` calls it; calling it before
-    /// only moves the time.
+    /// Makes the forms that weights of this type need, in parallel: 8-bit blocks and, for many tokens on AVX-512, what
+    /// tiles read (`avx512_wide`). `matmul` calls it; calling it before only moves the time. All pools that use one
+    /// input have one instruction set.
     ///
     /// # Panics
     /// When a row is not a whole number of the type's blocks.
@@ -163,8 +165,8 @@ impl<'a> Activations<'a> {
         let quants_stride = (lines + 1) * 64;
         let (short, long) = if BLOCK == 32 { (1, 0) } else { (0, 16) };
         let count = self.width * blocks_stride;
-        // Where the values fit memory as floats, their quants and what belongs to them do too.
         let by_half = usize::from(BLOCK == 32 && pool.instruction_set() == InstructionSet::Avx512);
+        // Where the values fit memory as floats, their quants and what belongs to them do too.
         let quants = vec![0; self.width * quants_stride + 63];
         let quants_start = quants.as_ptr().align_offset(64);
         let quants_by_half = vec![0; (self.width * quants_stride + 63) * by_half];

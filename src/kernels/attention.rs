@@ -421,7 +421,7 @@ fn attend_on<L: Lanes, E: Element>(task: &Task<'_>, rows: &mut Rows) {
                 Some(next) if is_one_block => E::view(*next),
                 _ => None,
             };
-            let next = next.map(|next| Ahead {
+            let next = next.map(|next| NextPage {
                 keys: shape.keys(next, task.kv_head).as_chunks().0,
                 values: shape.values(next, task.kv_head),
             });
@@ -484,7 +484,7 @@ fn convert<L: Lanes, E: Element>(to: &mut [f32], from: &[E]) {
 
 /// The next page of a KV head: asked for line by line while the page at hand is computed.
 #[derive(Clone, Copy)]
-struct Ahead<'a, E> {
+struct NextPage<'a, E> {
     keys: &'a [[E; PAGE_TOKENS]],
     values: &'a [E],
 }
@@ -495,7 +495,7 @@ fn add_page<L: Lanes, E: Element>(
     rows: &mut Rows,
     keys: &[[E; PAGE_TOKENS]],
     values: &[E],
-    next: Option<Ahead<'_, E>>,
+    next: Option<NextPage<'_, E>>,
 ) {
     let next_keys = next.map(|next| next.keys);
     let next_values = next.map(|next| next.values);
@@ -575,13 +575,16 @@ fn scores<L: Lanes, E: Element, const R: usize>(
         store_scores(&even[1], &odd[1], out, 1);
     } else if const { 2 * R <= L::REGISTERS * 3 / 4 } {
         for half in 0..2 {
+            // Asked for once.
+            let next = if half == 0 { next } else { None };
             let [even, odd] = partial_scores::<L, E, R, 1, 2>(queries, keys, next, half, 0);
             store_scores(&even[0], &odd[0], out, half);
         }
     } else {
         for half in 0..2 {
+            let next = if half == 0 { next } else { None };
             let [even] = partial_scores::<L, E, R, 1, 1>(queries, keys, next, half, 0);
-            let [odd] = partial_scores::<L, E, R, 1, 1>(queries, keys, next, half, 1);
+            let [odd] = partial_scores::<L, E, R, 1, 1>(queries, keys, None, half, 1);
             store_scores(&even[0], &odd[0], out, half);
         }
     }

@@ -13,6 +13,8 @@ use super::row_loops::row_loops;
 use row32::row32;
 use row256::row256;
 
-pub(super) use parts::{for_each, halves_to_floats, scales256, sum_of_eight, zero_padded};
+pub(super) use parts::{
+    for_each, halves_to_floats, scales_and_minimums, scales256, sum_of_eight, zero_padded,
+};
 
 row_loops!("avx2,fma,f16c", avx2_wide);

@@ -27,6 +27,7 @@ use std::arch::x86_64::*;
 use super::activations::Activations;
 use super::blocks::{Format32, Format256};
 use super::matmul::{MatrixView, Output};
+use super::streaming;
 use panel::{Words32, Words256, pack32, pack256};
 use unpack::{Scratch32, Scratch256};
 
@@ -189,7 +190,10 @@ fn tile32<const F: u8, const C: usize>(
     let format = Format32::from_index(F);
     let words = const { Words32::of(Format32::from_index(F)) };
     assert!(count <= 8);
-    prefetch_next(panel, 8 * C * words.count);
+    let at_hand = 8 * C * words.count;
+    // The words of the next tokens.
+    let next = panel.as_ptr().wrapping_add(at_hand);
+    streaming::lines(next.cast(), 4 * at_hand);
     let panel = panel[..C * 8 * words.count].as_ptr();
     let partial = &mut partial[..C];
     let ones = _mm256_set1_epi16(1);
@@ -260,7 +264,10 @@ fn tile256<const F: u8, const C: usize>(
 ) {
     let format = Format256::from_index(F);
     let words = const { Words256::of(Format256::from_index(F)) };
-    prefetch_next(panel, C * words.count);
+    let at_hand = C * words.count;
+    // The words of the next tokens.
+    let next = panel.as_ptr().wrapping_add(at_hand);
+    streaming::lines(next.cast(), 4 * at_hand);
     let panel = panel[..C * words.count].as_ptr();
     let partial = &mut partial[..C];
     let word = |c: usize, word: usize| {
@@ -379,17 +386,6 @@ fn add_signed_products(
         );
     }
     sums
-}
-
-/// Asks for the words after the first `words` ones: those of the next tokens.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn prefetch_next(panel: &[i32], words: usize) {
-    for line in (0..words).step_by(16) {
-        // Prefetching an address that is not mapped does nothing, so the end of the panel needs no care.
-        let at = panel.as_ptr().wrapping_add(words + line);
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-    }
 }
 
 /// The word in every lane.

@@ -12,6 +12,8 @@ use super::row_loops::row_loops;
 use row32::row32;
 use row256::row256;
 
+pub(super) use parts::multiply_add_pairs;
+
 row_loops!(
     "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni",
     avx512_wide

@@ -1,15 +1,16 @@
 //! Products with quantised weights on AVX-512 for many tokens. The order of the arithmetic is the parent module's.
 //!
-//! A tile of 32 rows is unpacked into a scratch that stays in the first-level cache, transposed so that a vector holds
-//! four consecutive values of each of 16 rows (`unpack`). The tokens' quants are packed in the order in which the tile
+//! A tile of 32 rows is unpacked into a scratch, transposed so that a vector holds four consecutive values of each of 16
+//! rows (`unpack`). One block of 256 of it, or an eighth of a segment of blocks of 32, is used at a time, and stays in
+//! the first-level cache. The tokens' quants are packed in the order in which the tile
 //! reads them (`panel`). Each vector is multiplied with four broadcast quants of up to `TILE_TOKENS` tokens:
 //! `vpdpbusd` does 64 multiplications, and no sum across lanes is ever needed.
 //!
 //! In blocks of 256, sums of products are scaled before they are added up. Where such a sum fits 16 bits, one
 //! `vpdpwssd` by the integer scale in the lower half of the lane does both. With quants of at most 127, sums over 16
-//! values below 16 fit (15 * 127 * 16 = 30480). Wider values fit once the middle of their range is subtracted: |value -
-//! 8| * 127 * 32, |value - 16| * 127 * 16 and |value - 32| * 127 * 8 are at most 32512. Values stay unsigned for the
-//! instruction; instead a sum starts at minus that offset (`panel::offset256`) times the sum of its quants, which the
+//! values of Q2_K fit (3 * 127 * 16 = 6096). Others fit once the middle of their range is subtracted: |value - 4| * 127 *
+//! 16 (Q3_K), |value - 8| * 127 * 32 (Q4_K), |value - 16| * 127 * 16 (Q5_K) and |value - 32| * 127 * 8 (Q6_K) are at most
+//! 32512. Values stay unsigned for the instruction; instead a sum starts at minus that offset (`panel::offset256`) times the sum of its quants, which the
 //! panel holds. Where the format subtracts that very offset, its work is done too.
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
 #![expect(
@@ -20,12 +21,13 @@
 mod panel;
 mod unpack;
 
-use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::activations::Activations;
+use super::avx512::multiply_add_pairs;
 use super::blocks::{Format32, Format256};
 use super::matmul::{MatrixView, Output};
+use super::streaming;
 pub(super) use panel::Panels;
 use panel::{Words32, Words256};
 use unpack::{Scratch32, Scratch256, prefetch_rows};
@@ -144,7 +146,7 @@ pub(super) fn rows256<const F: u8>(
             for block in 0..blocks {
                 scratch.fill::<F>(rows, row_bytes, block);
                 let tiles = tokens.div_ceil(TILE_TOKENS);
-                let mut ahead = Ahead::of(rows, row_bytes, (block + 1) * block_bytes, tiles);
+                let mut ahead = NextBlock::of(rows, row_bytes, (block + 1) * block_bytes, tiles);
                 let panel = &panel[block * tokens * words.count..];
                 let partial = &mut partial[block % 4 * tokens..(block % 4 + 1) * tokens];
                 let mut t = 0;
@@ -245,18 +247,19 @@ fn tile32<const F: u8, const C: usize>(
 /// What a tile of rows needs for its next block, or at the rows' end for the next tile's first: the processor follows far
 /// fewer streams than 32. The last products of the rows' block, up to four, ask for it, each in eight steps: fewer misses
 /// are in flight at a time than the processor can hold, and what they bring is not evicted before it is used.
-struct Ahead {
+struct NextBlock {
     at: *const u8,
     row_bytes: usize,
     /// Rows of a step.
     rows: usize,
-    /// Rows of a step, once it is time, and the product from which on it is.
+    /// Rows of a step, once it is time.
     share: usize,
+    /// The product from which on it is time.
     first: usize,
 }
 
-impl Ahead {
-    fn of(rows: &[u8], row_bytes: usize, mut at: usize, tiles: usize) -> Ahead {
+impl NextBlock {
+    fn of(rows: &[u8], row_bytes: usize, mut at: usize, tiles: usize) -> NextBlock {
         if at >= row_bytes {
             at = TILE_ROWS * row_bytes;
         }
@@ -265,7 +268,7 @@ impl Ahead {
             2 | 3 => 2,
             _ => 1,
         };
-        Ahead {
+        NextBlock {
             at: rows.as_ptr().wrapping_add(at),
             row_bytes,
             rows: 0,
@@ -285,12 +288,15 @@ impl Ahead {
 fn tile256<const F: u8, const C: usize>(
     scratch: &Scratch256,
     panel: &[i32],
-    ahead: &mut Ahead,
+    ahead: &mut NextBlock,
     partial: &mut [[__m512; 2]],
 ) {
     let format = Format256::from_index(F);
     let words = const { Words256::of(Format256::from_index(F)) };
-    prefetch_next(panel, C * words.count);
+    let at_hand = C * words.count;
+    // The words of the next tokens.
+    let next = panel.as_ptr().wrapping_add(at_hand);
+    streaming::lines(next.cast(), 4 * at_hand);
     let panel = panel[..C * words.count].as_ptr();
     let partial = &mut partial[..C];
     let word = |c: usize, word: usize| {
@@ -305,7 +311,7 @@ fn tile256<const F: u8, const C: usize>(
                 let two = broadcast(word(c, words.sums + pair));
                 for half in 0..2 {
                     let factors = scratch.scale_pairs[pair][half];
-                    sums[half][c] = add_pairs(sums[half][c], factors, two);
+                    sums[half][c] = multiply_add_pairs(sums[half][c], factors, two);
                 }
             }
         }
@@ -350,7 +356,7 @@ fn tile256<const F: u8, const C: usize>(
         for half in 0..2 {
             let scale = scratch.scales[j / repeats][half];
             for c in 0..C {
-                sums[half][c] = add_pairs(sums[half][c], products[half][c], scale);
+                sums[half][c] = multiply_add_pairs(sums[half][c], products[half][c], scale);
             }
         }
     }
@@ -362,7 +368,7 @@ fn tile256<const F: u8, const C: usize>(
                 let two = broadcast(word(c, words.sums + pair));
                 for half in 0..2 {
                     let factors = scratch.minimum_pairs[pair][half];
-                    of_sums[half][c] = add_pairs(of_sums[half][c], factors, two);
+                    of_sums[half][c] = multiply_add_pairs(of_sums[half][c], factors, two);
                 }
             }
         }
@@ -379,35 +385,6 @@ fn tile256<const F: u8, const C: usize>(
             }
             *to = next;
         }
-    }
-}
-
-/// Adds the products of two pairs of 16-bit values in each lane. In assembly because the compiler makes two
-/// instructions of it.
-#[target_feature(enable = "avx512f,avx512vnni")]
-#[inline]
-fn add_pairs(mut sums: __m512i, a: __m512i, b: __m512i) -> __m512i {
-    // SAFETY: the instruction computes registers from registers.
-    unsafe {
-        asm!(
-            "vpdpwssd {sums}, {a}, {b}",
-            sums = inout(zmm_reg) sums,
-            a = in(zmm_reg) a,
-            b = in(zmm_reg) b,
-            options(pure, nomem, nostack, preserves_flags),
-        );
-    }
-    sums
-}
-
-/// Asks for the words after the first `words` ones: those of the next tokens.
-#[target_feature(enable = "avx512f")]
-#[inline]
-fn prefetch_next(panel: &[i32], words: usize) {
-    for line in (0..words).step_by(16) {
-        // Prefetching an address that is not mapped does nothing, so the end of the panel needs no care.
-        let at = panel.as_ptr().wrapping_add(words + line);
-        _mm_prefetch::<_MM_HINT_T0>(at.cast());
     }
 }
 

@@ -1,6 +1,6 @@
 //! Operations on activations, element by element.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use super::ComputePool;
 use super::simd::{self, Lanes};
@@ -22,17 +22,17 @@ pub fn silu_mul(pool: &ComputePool, gate: &mut [f32], up: &[f32]) {
         .map(Mutex::new)
         .collect();
     pool.run(chunks.len(), &|index| {
-        if let Ok(mut chunk) = chunks[index].lock() {
-            let (gate, up) = &mut *chunk;
-            silu_mul_chunk(set, gate, up);
-        }
+        let mut chunk = chunks[index].lock().unwrap_or_else(PoisonError::into_inner);
+        let (gate, up) = &mut *chunk;
+        silu_mul_chunk(set, gate, up);
     });
 }
 
 /// Adds `delta`, where there is one, to the rows of `x` (the residual connection), then writes each row's RMSNorm to
 /// `out`: x / sqrt(mean of x^2 + epsilon) * weight (Zhang and Sennrich, 2019).
 ///
-/// The squares are added as a row of float weights is (see `float`): 16 partial sums, a chain of fused multiply-adds each.
+/// The squares are added as a row of float weights is (see `float`): 16 partial sums, a chain of fused multiply-adds
+/// each.
 ///
 /// # Panics
 /// When the lengths are not those of equally many rows of `weight.len()`.
@@ -65,11 +65,10 @@ pub fn add_rms_norm(
         .map(Mutex::new)
         .collect();
     pool.run(chunks.len(), &|index| {
-        if let Ok(mut rows) = chunks[index].lock() {
-            let (x, out) = &mut *rows;
-            let delta = delta.map(|delta| &delta[index * chunk..][..x.len()]);
-            add_rms_norm_rows(set, x, delta, weight, epsilon, out);
-        }
+        let mut rows = chunks[index].lock().unwrap_or_else(PoisonError::into_inner);
+        let (x, out) = &mut *rows;
+        let delta = delta.map(|delta| &delta[index * chunk..][..x.len()]);
+        add_rms_norm_rows(set, x, delta, weight, epsilon, out);
     });
 }
 

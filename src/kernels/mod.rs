@@ -1,5 +1,5 @@
-//! Arithmetic over borrowed memory: products with quantised weights, attention over KV pages, rotary embedding, and
-//! the pool of threads that computes them. Called by the engine thread (through model); only the pool's threads run
+//! Arithmetic over borrowed memory: products with quantised weights, attention over KV pages, rotary embedding, norms
+//! and gates, and the pool of threads that computes them. Called by the engine thread (through model); only the pool's threads run
 //! beside it. Nothing here owns weights or pages, and weight bytes may lie at any address.
 //!
 //! # One order of arithmetic
@@ -16,7 +16,7 @@
 //! - **Blocks of 256** (Q2_K to Q6_K). The input is quantised in blocks of 256. isum also takes in the sub-blocks' integer
 //!   scales, and msum is the sum of sub-block minimum * sum of quants. With p = partial[b mod 4]:
 //!   p = fma(d_w * d_x, isum, p), p = fma(-(dmin * d_x), msum, p); at the end (p0 + p1) + (p2 + p3).
-//! - **F32, F16, BF16**. See `float`.
+//! - **F32, F16, BF16**. See `float`; RMSNorm adds its squares in the same order. Attention: see `attention`.
 //!
 //! fma is rounded once, everywhere; d_w * d_x is rounded to f32 first. `portable` is the definition as code; tests hold
 //! the others against it bit for bit.

@@ -30,12 +30,17 @@ pub(super) fn ahead_of_block<const I: usize, const COUNT: usize>(start: *const u
     ahead(start.wrapping_add(first), end - first);
 }
 
-/// Asks for the lines that hold `of`: worth it where the next memory to be read is not the next in address.
+/// Asks for what will be read soon, to the first-level cache: worth it where that is not the next in address.
 #[inline(always)]
 pub(super) fn whole<T>(of: &[T]) {
-    let start = of.as_ptr().cast::<u8>();
-    for offset in (0..size_of_val(of)).step_by(64) {
-        line_to_first_level(start.wrapping_add(offset));
+    lines(of.as_ptr().cast(), size_of_val(of));
+}
+
+/// The same for `bytes` bytes at an address that nothing need lie at.
+#[inline(always)]
+pub(super) fn lines(at: *const u8, bytes: usize) {
+    for offset in (0..bytes).step_by(64) {
+        line_to_first_level(at.wrapping_add(offset));
     }
 }
 

@@ -23,7 +23,8 @@ pub(super) fn with_values<T>(
     function(&storage.as_slice::<f32>()?[start..end])
 }
 
-/// Lends them to be written. Every tensor that shares them sees what is written; `function` must not use one that does.
+/// Lends them to be written. Every tensor that shares them sees what is written; `function` must not use one that does:
+/// it would wait for itself.
 pub(super) fn with_values_mut<T>(
     x: &Tensor,
     function: impl FnOnce(&mut [f32]) -> Result<T, StepError>,
@@ -63,6 +64,9 @@ pub(super) fn add_and_normalise(
     epsilon: f32,
     h: &Tensor,
 ) -> Result<(), StepError> {
+    let are_distinct =
+        x.id() != h.id() && delta.is_none_or(|delta| delta.id() != x.id() && delta.id() != h.id());
+    assert!(are_distinct, "a tensor lent twice waits for itself");
     let normalise = |delta: Option<&[f32]>| {
         with_values(weight, |weight| {
             with_values_mut(x, |x| {

@@ -188,8 +188,8 @@ impl Model for Llama {
             store(kv, index, batch, key, value);
             let attended = sized(&mut buffers.attended, width * layer.output.columns);
             attend(pool, kv, index, batch, query, attended);
-            let attended = Activations::new(attended, width, layer.output.columns);
             with_values_mut(&projected, |projected| {
+                let attended = Activations::new(attended, width, layer.output.columns);
                 multiply(&mut pass, pool, &attended, [(&layer.output, projected)])
             })?;
 
@@ -205,8 +205,8 @@ impl Model for Llama {
                 multiply(&mut pass, pool, &h, products)
             })?;
             silu_mul(pool, gate, up);
-            let inner = Activations::new(gate, width, layer.down.columns);
             with_values_mut(&projected, |projected| {
+                let inner = Activations::new(gate, width, layer.down.columns);
                 multiply(&mut pass, pool, &inner, [(&layer.down, projected)])
             })?;
             delta = Some(&projected);
@@ -236,7 +236,8 @@ impl Model for Llama {
     }
 }
 
-/// What the products of a layer write, `[width, rows]` each: of one size in all layers, or of few, and so made once.
+/// What the products of a layer write, `[width, rows]` each: of one size in all layers, or of few, and so made once a
+/// step.
 #[derive(Default)]
 struct Buffers {
     query: Vec<f32>,
@@ -249,6 +250,11 @@ struct Buffers {
 
 /// The buffer with `length` values, of which none is to be read before it is written.
 fn sized(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+    if buffer.capacity() < length {
+        // Not a byte more than the plan counts: growing would double it, and hold the old one meanwhile.
+        *buffer = Vec::new();
+        buffer.reserve_exact(length);
+    }
     buffer.resize(length, 0.0);
     buffer
 }

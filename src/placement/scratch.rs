@@ -29,6 +29,12 @@ const F32_BYTES: u64 = 4;
 /// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 in two orders with
 /// scale, sum and their product (9.5), 8 bits by 256 with a scale and sums by 16 and by 32 (4.9).
 const INPUT_BYTES_OF_FOUR: u64 = 16 + 10 + 5;
+/// Bytes for 64 elements of an input that is packed for the tiles of one weight type, in whole blocks: at most 97 words
+/// for 256 (Q6_K). Blocks of 32 take 80, and their segments up to an eighth more.
+const PACKED_BYTES_OF_64: u64 = 97;
+const PACKED_BLOCK: u64 = 256;
+/// The products that share an input may have a weight type each: q, k and v.
+const TYPES_OF_AN_INPUT: u64 = 3;
 /// What the sampler keeps for each token of the vocabulary: a candidate (token and logit), one at the border of top_p,
 /// and a weight (f64).
 const SAMPLER_BYTES: u64 = 8 + 8 + 8;
@@ -42,10 +48,10 @@ const ANGLE_BYTES: u64 = 8;
 ///
 /// | item | bytes |
 /// |---|---|
-/// | residual, norm and projection | 3 w E |
+/// | residual, norm and projection | 3 w E, and again for the tokens whose logits are wanted, at most min(w, parallel) |
 /// | attention q, k, v and output | w (q + k + v + o) |
 /// | feed-forward gate, up and product | 3 w F |
-/// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms; what each compute thread packs of them for a tile is of the heap's overhead |
+/// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms, and packed for tiles: E for three weight types, the others for one; what a compute thread unpacks or packs for one tile is of the heap's overhead |
 /// | rope angles | 8 bytes for each pair of rotated dimensions, w times |
 /// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences); where there are several, twice: the product and the rows that are handed out |
 /// | sampler | 24 bytes for each token of the vocabulary |
@@ -76,10 +82,17 @@ pub(super) fn items(
     let output = widest(&shape.head_count, shape.value_length);
     let vocabulary = u64::from(shape.vocabulary_size);
 
-    let columns = embedding.max(feed_forward).max(output);
-    let inputs = width
-        .saturating_mul(columns.div_ceil(4))
-        .saturating_mul(INPUT_BYTES_OF_FOUR);
+    let input = |columns: u64, types: u64| {
+        let packed = (round_up(columns, PACKED_BLOCK) / 64).saturating_mul(PACKED_BYTES_OF_64);
+        columns
+            .div_ceil(4)
+            .saturating_mul(INPUT_BYTES_OF_FOUR)
+            .saturating_add(packed.saturating_mul(types))
+    };
+    let widest_input = input(embedding, TYPES_OF_AN_INPUT)
+        .max(input(feed_forward, 1))
+        .max(input(output, 1));
+    let inputs = width.saturating_mul(widest_input);
     let floats = |count: u64| width.saturating_mul(count).saturating_mul(F32_BYTES);
     let logit_rows = width.min(u64::from(request.parallel));
     let logits = (logit_rows * F32_BYTES).saturating_mul(vocabulary);
@@ -102,7 +115,8 @@ pub(super) fn items(
     add(
         compute,
         "residual, norm and projection",
-        floats(3 * embedding),
+        floats(3 * embedding)
+            .saturating_add((3 * logit_rows * F32_BYTES).saturating_mul(embedding)),
     );
     add(compute, "attention q, k, v and output", floats(attention));
     add(

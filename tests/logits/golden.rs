@@ -1,6 +1,8 @@
 //! The forward pass gives the reference's log-probabilities: an fp32 computation over the dequantised weights.
 
-use crate::run::{Sequence, all_resident, load, log_probabilities, settings, smollm2};
+use crate::run::{
+    Sequence, all_resident, load, load_on, log_probabilities, pools, settings, smollm2,
+};
 use serde_json::Value;
 use std::path::Path;
 use strata::placement::KvType;
@@ -33,21 +35,24 @@ fn check_tiny(name: &str) {
     // to 0.02, because their random weights make keys and values of up to 6.
     request.kv_type = KvType::F32;
     for prompt in golden["prompts"].as_array().unwrap() {
-        let mut loaded = load(&path, &request, settings());
-        let mut sequence = Sequence::new(0, 16);
-        let logits = sequence.step(&mut loaded, &ids(&prompt["ids"]));
-        let ours = log_probabilities(&logits);
-        let (top, expected) = (
-            ids(&prompt["last"]["top"]),
-            numbers(&prompt["last"]["logprob"]),
-        );
-        for (id, expected) in top.into_iter().zip(expected) {
-            let ours = ours[id as usize];
-            assert!(
-                (ours - expected).abs() <= tolerance,
-                "{name}, {} tokens, id {id}: {ours} and not {expected}",
-                sequence.tokens.len()
+        for pool in pools() {
+            let set = pool.instruction_set();
+            let mut loaded = load_on(pool, &path, &request, settings());
+            let mut sequence = Sequence::new(0, 16);
+            let logits = sequence.step(&mut loaded, &ids(&prompt["ids"]));
+            let ours = log_probabilities(&logits);
+            let (top, expected) = (
+                ids(&prompt["last"]["top"]),
+                numbers(&prompt["last"]["logprob"]),
             );
+            for (id, expected) in top.into_iter().zip(expected) {
+                let ours = ours[id as usize];
+                assert!(
+                    (ours - expected).abs() <= tolerance,
+                    "{name}, {set}, {} tokens, id {id}: {ours} and not {expected}",
+                    sequence.tokens.len()
+                );
+            }
         }
     }
 }
@@ -70,6 +75,31 @@ fn tiny_llama_with_rope_factors() {
 #[test]
 fn tiny_llama_with_linear_rope_scaling() {
     check_tiny("llama-rope-linear");
+}
+
+#[test]
+fn smollm2_gives_the_same_bits_on_every_instruction_set() {
+    let golden = golden("smollm2.json");
+    // A prompt in one step, as tiles take it, then tokens one by one.
+    let prompts = golden["prompts"].as_array().unwrap().iter();
+    let prompt: Vec<u32> = prompts.flat_map(|prompt| ids(&prompt["ids"])).collect();
+    let prompt = &prompt[..prompt.len().min(40)];
+    let mut first: Option<Vec<Vec<u32>>> = None;
+    for pool in pools() {
+        let set = pool.instruction_set();
+        let mut loaded = load_on(pool, &smollm2(), &all_resident(), settings());
+        let mut sequence = Sequence::new(0, 4);
+        let steps = [prompt, &prompt[..1], &prompt[1..2]];
+        let logits: Vec<Vec<u32>> = steps
+            .into_iter()
+            .map(|tokens| sequence.step(&mut loaded, tokens))
+            .map(|logits| logits.into_iter().map(f32::to_bits).collect())
+            .collect();
+        match &first {
+            Some(first) => assert!(*first == logits, "{set}"),
+            None => first = Some(logits),
+        }
+    }
 }
 
 /// The distance of the five likeliest tokens' log-probabilities from the reference may be at most this many times

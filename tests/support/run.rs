@@ -7,7 +7,7 @@
 )]
 
 use std::path::{Path, PathBuf};
-use strata::kernels::ComputePool;
+use strata::kernels::{ComputePool, InstructionSet};
 use strata::kv_cache::PageId;
 use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
@@ -51,6 +51,22 @@ pub(crate) fn settings() -> WeightsSettings {
 }
 
 pub(crate) fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings) -> LoadedModel {
+    load_on(ComputePool::new(2), path, request, settings)
+}
+
+/// A pool for each instruction set that this machine has, slowest first.
+pub(crate) fn pools() -> impl Iterator<Item = ComputePool> {
+    let sets = InstructionSet::ALL.into_iter();
+    let available = sets.filter(|set| set.is_available());
+    available.map(|set| ComputePool::with_instruction_set(2, set))
+}
+
+pub(crate) fn load_on(
+    pool: ComputePool,
+    path: &Path,
+    request: &PlanRequest,
+    settings: WeightsSettings,
+) -> LoadedModel {
     let planned = PlannedModel::open(path, request).unwrap();
     let metrics = Metrics::new();
     let loading = Loading {
@@ -58,7 +74,7 @@ pub(crate) fn load(path: &Path, request: &PlanRequest, settings: WeightsSettings
         metrics: &metrics,
         progress: &|_| true,
     };
-    planned.load(ComputePool::new(2), &loading).unwrap()
+    planned.load(pool, &loading).unwrap()
 }
 
 /// A sequence that has pages of its own, the first of which is `first_page`.

@@ -73,6 +73,21 @@ pub(in crate::kernels) fn halves_to_floats(halves: &[u16; 8]) -> __m256 {
     unsafe { _mm256_cvtph_ps(_mm_loadu_si128(halves.as_ptr().cast())) }
 }
 
+/// Four f16 pairs of scale (low) and minimum as floats.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+pub(in crate::kernels) fn scales_and_minimums(heads: __m128i) -> (__m128, __m128) {
+    let floats = _mm256_cvtph_ps(heads);
+    let (low, high) = (
+        _mm256_castps256_ps128(floats),
+        _mm256_extractf128_ps::<1>(floats),
+    );
+    (
+        _mm_shuffle_ps::<0b10_00_10_00>(low, high),
+        _mm_shuffle_ps::<0b11_01_11_01>(low, high),
+    )
+}
+
 /// Lane i is the sum of vector i.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]

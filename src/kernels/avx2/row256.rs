@@ -11,7 +11,9 @@ use std::arch::x86_64::*;
 use super::super::activations::QuantisedRow;
 use super::super::blocks::Format256;
 use super::super::streaming;
-use super::parts::{for_each, scales256, sums_of_four, total_of_four, zero_padded};
+use super::parts::{
+    for_each, scales_and_minimums, scales256, sums_of_four, total_of_four, zero_padded,
+};
 
 /// One row times N tokens.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -44,10 +46,10 @@ pub(super) fn row256<const F: u8, const N: usize>(
         let sums = unsafe {
             match format {
                 Format256::Q4K | Format256::Q5K => {
-                    four_blocks_of_32s::<F, N>(start, count, tokens, first)
+                    four_blocks_of_32s::<F, N>(start, group.as_ptr(), count, tokens, first)
                 }
                 Format256::Q2K | Format256::Q3K | Format256::Q6K => {
-                    four_blocks_of_16s::<F, N>(start, count, tokens, first)
+                    four_blocks_of_16s::<F, N>(start, group.as_ptr(), count, tokens, first)
                 }
             }
         };
@@ -83,6 +85,8 @@ struct FourBlocks<const N: usize> {
 
 /// Four blocks with sub-blocks of 32 (Q4_K, Q5_K).
 ///
+/// What comes after the group is asked for relative to `ahead`, where the group lies in its row.
+///
 /// # Safety
 /// Four blocks lie at `start`, `count` of them with quants in every token from block `first` on; the tokens have the
 /// sums of all four.
@@ -90,6 +94,7 @@ struct FourBlocks<const N: usize> {
 #[inline]
 unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
     start: *const u8,
+    ahead: *const u8,
     count: usize,
     tokens: &[QuantisedRow<'_>; N],
     first: usize,
@@ -134,7 +139,7 @@ unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
         // SAFETY: as the caller promises; `scales` is followed by 12 values.
         unsafe {
             let block = start.add(I * block_bytes);
-            streaming::ahead_of_block::<I, 4>(start, block_bytes);
+            streaming::ahead_of_block::<I, 4>(ahead, block_bytes);
             let quants = |n: usize, at: usize| {
                 let at = 256 * (first + I) + at;
                 _mm256_loadu_si256(tokens[n].quants.as_ptr().add(at).cast())
@@ -244,6 +249,7 @@ fn bit_to_place<const FROM: usize, const TO: usize>(bytes: __m256i) -> __m256i {
 #[inline]
 unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
     start: *const u8,
+    ahead: *const u8,
     count: usize,
     tokens: &[QuantisedRow<'_>; N],
     first: usize,
@@ -257,7 +263,7 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
         // SAFETY: as the caller promises.
         unsafe {
             let block = start.add(I * block_bytes);
-            streaming::ahead_of_block::<I, 4>(start, block_bytes);
+            streaming::ahead_of_block::<I, 4>(ahead, block_bytes);
             let bytes = std::slice::from_raw_parts(block, block_bytes);
             let (scales, minimums) = scales256::<F>(bytes);
             let quants = |n: usize, at: usize| {
@@ -329,21 +335,6 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
         }
     }
     result
-}
-
-/// Four f16 pairs of scale (low) and minimum as floats.
-#[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
-fn scales_and_minimums(heads: __m128i) -> (__m128, __m128) {
-    let floats = _mm256_cvtph_ps(heads);
-    let (low, high) = (
-        _mm256_castps256_ps128(floats),
-        _mm256_extractf128_ps::<1>(floats),
-    );
-    (
-        _mm_shuffle_ps::<0b10_00_10_00>(low, high),
-        _mm_shuffle_ps::<0b11_01_11_01>(low, high),
-    )
 }
 
 /// Values 32 V to 32 V + 31 of a block with sub-blocks of 16.

@@ -11,7 +11,7 @@ use super::super::blocks::Format256;
 /// In assembly because the compiler makes two instructions of the intrinsic.
 #[target_feature(enable = "avx512f,avx512vnni")]
 #[inline]
-pub(super) fn multiply_add_pairs(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+pub(in crate::kernels) fn multiply_add_pairs(mut sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
     // SAFETY: arithmetic on registers.
     unsafe {
         asm!(
@@ -50,8 +50,9 @@ pub(super) fn totals(v: [[__m512i; 4]; 4]) -> __m512i {
         _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b),
     )
 }
-/// A matrix for `move_bits`: bits `from`, `from + 1`, ... of a byte go to bits `to`, `to + 1`, ..., `count` of them; the
-/// others become zero.
+
+/// A matrix for `move_bits`: bits `from`, `from + 1`, ... of a byte go to bits `to`, `to + 1`, ..., `count` of them;
+/// the others become zero.
 pub(super) const fn bits(count: usize, from: usize, to: usize) -> i64 {
     let mut matrix = 0;
     let mut i = 0;

@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 
 use super::super::activations::QuantisedRow;
-use super::super::avx2::{for_each, scales256, zero_padded};
+use super::super::avx2::{for_each, scales_and_minimums, scales256, zero_padded};
 use super::super::blocks::Format256;
 use super::super::streaming;
 use super::parts::{multiply_add_pairs, totals, values256};
@@ -49,10 +49,10 @@ pub(super) fn row256<const F: u8, const N: usize>(
         let sums = unsafe {
             match format {
                 Format256::Q4K | Format256::Q5K => {
-                    four_blocks_of_32s::<F, N>(start, count, tokens, first)
+                    four_blocks_of_32s::<F, N>(start, group.as_ptr(), count, tokens, first)
                 }
                 Format256::Q2K | Format256::Q3K | Format256::Q6K => {
-                    four_blocks_of_16s::<F, N>(start, count, tokens, first)
+                    four_blocks_of_16s::<F, N>(start, group.as_ptr(), count, tokens, first)
                 }
             }
         };
@@ -100,6 +100,8 @@ struct FourBlocks {
 
 /// Four blocks with sub-blocks of 32 (Q4_K, Q5_K).
 ///
+/// What comes after the group is asked for relative to `ahead`, where the group lies in its row.
+///
 /// # Safety
 /// Four blocks lie at `start`, `count` of them with quants in every token from block `first` on; the tokens have the
 /// sums of all four.
@@ -107,6 +109,7 @@ struct FourBlocks {
 #[inline]
 unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
     start: *const u8,
+    ahead: *const u8,
     count: usize,
     tokens: &[QuantisedRow<'_>; N],
     first: usize,
@@ -137,7 +140,7 @@ unsafe fn four_blocks_of_32s<const F: u8, const N: usize>(
     for_each!(0 1 2 3, I => {
         if I < count {
             let block = start.wrapping_add(I * block_bytes);
-            streaming::ahead_of_block::<I, 4>(start, block_bytes);
+            streaming::ahead_of_block::<I, 4>(ahead, block_bytes);
             for_each!(0 1 2 3, V => {
                 // One scale for the values of each half.
                 let one = |j: i64| 0x0001_0001_0001_0001 * j;
@@ -196,6 +199,7 @@ fn totals_of_blocks(v: [__m512i; 4]) -> __m512i {
 #[inline]
 unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
     start: *const u8,
+    ahead: *const u8,
     count: usize,
     tokens: &[QuantisedRow<'_>; N],
     first: usize,
@@ -208,7 +212,7 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
         if I < count {
             // SAFETY: as the caller promises.
             let block = unsafe { std::slice::from_raw_parts(start.add(I * block_bytes), block_bytes) };
-            streaming::ahead_of_block::<I, 4>(start, block_bytes);
+            streaming::ahead_of_block::<I, 4>(ahead, block_bytes);
             let (scales, minimums) = scales256::<F>(block);
             let block = block.as_ptr();
             let of_sums = match format {
@@ -273,19 +277,4 @@ unsafe fn four_blocks_of_16s<const F: u8, const N: usize>(
         products: totals(sums),
         minimum_products,
     }
-}
-
-/// Four f16 pairs of scale (low) and minimum as floats.
-#[target_feature(enable = "avx2,fma,f16c,avx512f")]
-#[inline]
-fn scales_and_minimums(heads: __m128i) -> (__m128, __m128) {
-    let floats = _mm256_cvtph_ps(heads);
-    let (low, high) = (
-        _mm256_castps256_ps128(floats),
-        _mm256_extractf128_ps::<1>(floats),
-    );
-    (
-        _mm_shuffle_ps::<0b10_00_10_00>(low, high),
-        _mm_shuffle_ps::<0b11_01_11_01>(low, high),
-    )
 }

@@ -17,7 +17,8 @@ use super::super::blocks::Format32;
 use super::super::streaming;
 use super::parts::{bits, move_bits};
 
-/// Two tokens that share a vector: lanes 0 to 7 are blocks 0 to 7 of the first, 8 to 15 those of the second.
+/// Pairs of tokens that share the unpacking of a row. In a pair's vector lanes 0 to 7 are blocks 0 to 7 of the first
+/// token, 8 to 15 those of the second.
 const PAIRS_MAX: usize = 2;
 
 /// One row times N tokens, at most `2 * PAIRS_MAX`.
@@ -33,7 +34,11 @@ pub(super) fn row32<const F: u8, const N: usize>(
     for token in tokens {
         // What the loops below read: whole groups of eight blocks.
         let padded = blocks.next_multiple_of(8);
-        assert!(token.quants.len() >= 32 * padded && token.quants_by_half.len() >= 32 * padded);
+        let quants = match Format32::from_index(F) {
+            Format32::Q8_0 => token.quants,
+            _ => token.quants_by_half,
+        };
+        assert!(quants.len() >= 32 * padded);
         assert!(token.scales.len() >= padded && token.sums32.len() >= padded);
         assert!(token.scaled_sums.len() >= padded);
     }
@@ -83,8 +88,12 @@ unsafe fn add_group<const F: u8, const N: usize, const FULL: bool>(
     streaming::ahead(group.as_ptr(), 8 * block_bytes);
     // SAFETY: `count` blocks are there.
     let (values, heads) = unsafe {
-        let values = values_of_eight::<F>(group.as_ptr(), count);
-        (values, heads_of_eight::<F, FULL>(group.as_ptr(), count))
+        let (values, starts) = values_of_eight::<F>(group.as_ptr(), count);
+        let heads = match format {
+            Format32::Q5_0 | Format32::Q5_1 => heads_of_starts(starts),
+            _ => heads_of_eight::<F, FULL>(group.as_ptr(), count),
+        };
+        (values, heads)
     };
     let heads = _mm512_castps_pd(_mm512_cvtph_ps(heads));
     let scales = _mm512_castpd_ps(_mm512_shuffle_f64x2::<0b01_00_01_00>(heads, heads));
@@ -148,16 +157,21 @@ unsafe fn add_group<const F: u8, const N: usize, const FULL: bool>(
 }
 
 /// The unsigned values of `count` of eight blocks, the rest zero. Q8_0: two blocks in each vector. Others: the lower
-/// halves of blocks 0 to 3, their upper halves, then those of blocks 4 to 7.
+/// halves of blocks 0 to 3, their upper halves, then those of blocks 4 to 7. With them, for formats of five bits, the
+/// first 16 bytes of each of blocks 0 to 3, and of 4 to 7.
 ///
 /// # Safety
 /// `count` blocks lie at `start`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
 #[inline]
-unsafe fn values_of_eight<const F: u8>(start: *const u8, count: usize) -> [__m512i; 4] {
+unsafe fn values_of_eight<const F: u8>(
+    start: *const u8,
+    count: usize,
+) -> ([__m512i; 4], [__m512i; 2]) {
     let format = Format32::from_index(F);
     let block_bytes = format.block_bytes();
     let mut values = [_mm512_setzero_si512(); 4];
+    let mut starts = [_mm512_setzero_si512(); 2];
     if format == Format32::Q8_0 {
         for_each!(0 1 2 3, PAIR => {
             // SAFETY: the block is there.
@@ -170,7 +184,7 @@ unsafe fn values_of_eight<const F: u8>(start: *const u8, count: usize) -> [__m51
             // Adds 128 to the signed bytes.
             values[PAIR] = _mm512_xor_si512(both, _mm512_set1_epi8(-128));
         });
-        return values;
+        return (values, starts);
     }
     // 16 bytes of each of four blocks, from byte `at` of a block on.
     let four = |first: usize, at: usize| {
@@ -189,13 +203,13 @@ unsafe fn values_of_eight<const F: u8>(start: *const u8, count: usize) -> [__m51
         let mut high = move_bits(bytes, upper, upper);
         if matches!(format, Format32::Q5_0 | Format32::Q5_1) {
             // The fifth bits are the four bytes before the quants: bit i belongs to value i.
-            let starts = four(4 * HALF, 0);
+            starts[HALF] = four(4 * HALF, 0);
             let at = (block_bytes - 20) as i64;
             let same = |byte: i64| 0x0101_0101_0101_0101 * (at + byte);
             let bit = _mm512_set1_epi64(0x8040_2010_0804_0201_u64 as i64);
             let add_bits = |values, byte: i64| {
                 let order = _mm_set_epi64x(same(byte + 1), same(byte));
-                let bits = _mm512_shuffle_epi8(starts, _mm512_broadcast_i32x4(order));
+                let bits = _mm512_shuffle_epi8(starts[HALF], _mm512_broadcast_i32x4(order));
                 let is_set = _mm512_test_epi8_mask(bits, bit);
                 _mm512_mask_add_epi8(values, is_set, values, _mm512_set1_epi8(16))
             };
@@ -205,7 +219,32 @@ unsafe fn values_of_eight<const F: u8>(start: *const u8, count: usize) -> [__m51
         values[2 * HALF] = low;
         values[2 * HALF + 1] = high;
     });
-    values
+    (values, starts)
+}
+
+/// What `heads_of_eight` gives, from the first 16 bytes of each of blocks 0 to 3, and of 4 to 7.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
+#[inline]
+fn heads_of_starts([low, high]: [__m512i; 2]) -> __m256i {
+    let (low_order, high_order) = const { (head_order(16, 0), head_order(16, 4)) };
+    pick_heads(low, high, &low_order, &high_order)
+}
+
+/// Heads of blocks 0 to 3 where `low_order` says that they lie in `low`, of blocks 4 to 7 likewise.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni,gfni")]
+#[inline]
+fn pick_heads(low: __m512i, high: __m512i, low_order: &[u8; 64], high_order: &[u8; 64]) -> __m256i {
+    // SAFETY: the arrays hold 64 bytes.
+    let (low_order, high_order) = unsafe {
+        (
+            _mm512_loadu_si512(low_order.as_ptr().cast()),
+            _mm512_loadu_si512(high_order.as_ptr().cast()),
+        )
+    };
+    let heads = _mm512_permutexvar_epi8(low_order, low);
+    // Bytes 8 to 15 and 24 to 31: blocks 4 to 7.
+    let heads = _mm512_mask_permutexvar_epi8(heads, 0xff00_ff00, high_order, high);
+    _mm512_castsi512_si256(heads)
 }
 
 /// The f16 scales of `count` of eight blocks, then the f16 minimums, where blocks have any.
@@ -224,16 +263,13 @@ unsafe fn heads_of_eight<const F: u8, const FULL: bool>(start: *const u8, count:
             (head_order(block_bytes, 0), head_order(block_bytes, 4))
         };
         // SAFETY: eight blocks are more than 4 blocks and 64 bytes.
-        let heads = unsafe {
-            let low_bytes = _mm512_loadu_si512(start.cast());
-            let high_bytes = _mm512_loadu_si512(start.add(4 * block_bytes).cast());
-            let low = _mm512_loadu_si512(low.as_ptr().cast());
-            let high = _mm512_loadu_si512(high.as_ptr().cast());
-            let heads = _mm512_permutexvar_epi8(low, low_bytes);
-            // Bytes 8 to 15 and 24 to 31: blocks 4 to 7.
-            _mm512_mask_permutexvar_epi8(heads, 0xff00_ff00, high, high_bytes)
+        let (low_bytes, high_bytes) = unsafe {
+            (
+                _mm512_loadu_si512(start.cast()),
+                _mm512_loadu_si512(start.add(4 * block_bytes).cast()),
+            )
         };
-        return _mm512_castsi512_si256(heads);
+        return pick_heads(low_bytes, high_bytes, &low, &high);
     }
     let head = |block: usize| match block < count {
         // SAFETY: the block is there, and starts with the four bytes that are read.
@@ -280,8 +316,8 @@ const fn head_order(block_bytes: usize, first: usize) -> [u8; 64] {
     order
 }
 
-/// Vectors 0 and 1 hold four products of each of blocks 0 to 3, 2 and 3 those of blocks 4 to 7: lane b of the result is
-/// the sum of block b of `a`, lane 8 + b that of `b`.
+/// Vectors 0 and 1 hold four products of each of blocks 0 to 3, 2 and 3 those of blocks 4 to 7: lane b of the result
+/// is the sum of block b of `a`, lane 8 + b that of `b`.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn totals_of_halves(a: [__m512i; 4], b: [__m512i; 4]) -> __m512i {
@@ -300,8 +336,8 @@ fn totals_of_halves(a: [__m512i; 4], b: [__m512i; 4]) -> __m512i {
     _mm512_permutexvar_epi32(order, both)
 }
 
-/// Vector i holds eight products of block 2 i, then eight of block 2 i + 1: lane b of the result is the sum of block b of
-/// `a`, lane 8 + b that of `b`.
+/// Vector i holds eight products of block 2 i, then eight of block 2 i + 1: lane b of the result is the sum of block b
+/// of `a`, lane 8 + b that of `b`.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn totals_of_pairs(a: [__m512i; 4], b: [__m512i; 4]) -> __m512i {

@@ -1,7 +1,7 @@
 //! The input of the wide loops: what a tile reads of a token, 32 bits at a time, in the order in which it reads it.
 //!
-//! Packed once for an input and a format, before the threads take their rows: a chunk of rows may be two tiles high, for
-//! which packing would cost a fifth of the product.
+//! Packed once for an input and a format, before the threads take their rows: a chunk of rows may be two tiles high,
+//! for which packing would cost a fifth of the product.
 
 use std::arch::x86_64::*;
 use std::sync::{Mutex, OnceLock, PoisonError};
@@ -13,7 +13,7 @@ use super::super::blocks::{Format32, Format256, Storage, for_format32, for_forma
 use super::super::{ComputePool, InstructionSet};
 use super::{TILE_TOKENS, WIDTH_MIN32, width_min256};
 
-/// Bytes of a panel: most of a second-level cache.
+/// Bytes of a panel: most of a second-level cache of 2 MiB.
 const PANEL_BYTES: usize = 1280 << 10;
 const PANEL_TOKENS: usize = 128;
 /// Groups of eight blocks of 32 in a segment.
@@ -144,11 +144,14 @@ impl Panels {
 fn panel32(format: Format32, x: &Activations<'_>, pool: &ComputePool) -> Panel {
     let (x, width) = (x.blocks32(), x.width());
     // Few tokens: their partial sums stay in the first-level cache.
-    let groups = if width <= GROUPS_TOKENS {
+    let most = if width <= GROUPS_TOKENS {
         1
     } else {
         GROUPS_MAX
     };
+    // Segments of about equal size: the last one is padded.
+    let eights = x.blocks_stride / 8;
+    let groups = eights.div_ceil(eights.div_ceil(most).max(1)).max(1);
     let segments = x.blocks_stride.div_ceil(8 * groups);
     let segment_words = 8 * groups * Words32::of(format).count;
     let mut panel = Panel::new(segments, segment_words, width, pool, &|segment, t, to| {

@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::super::blocks::{Format32, Format256};
+use super::super::streaming;
 use super::TILE_ROWS;
 use super::panel::offset256;
 
@@ -415,10 +416,9 @@ fn shift_left(bytes: __m512i, by: usize) -> __m512i {
     _mm512_sll_epi16(bytes, _mm_cvtsi32_si128(by as i32))
 }
 
-/// Asks for `bytes` bytes from `at` on of some of a tile's rows, where `at` lies behind their end for the next tile's: the
-/// processor follows far fewer streams than 32.
-#[target_feature(enable = "avx512f")]
-#[inline]
+/// Asks for `bytes` bytes from `at` on of some of a tile's rows, where `at` lies behind their end for the next tile's:
+/// the processor follows far fewer streams than 32.
+#[inline(always)]
 pub(super) fn prefetch_rows(
     rows: &[u8],
     row_bytes: usize,
@@ -430,10 +430,6 @@ pub(super) fn prefetch_rows(
         at = TILE_ROWS * row_bytes;
     }
     for r in range {
-        for line in (0..bytes).step_by(64) {
-            // Prefetching an address that is not mapped does nothing, so the end of the weights needs no care.
-            let at = rows.as_ptr().wrapping_add(r * row_bytes + at + line);
-            _mm_prefetch::<_MM_HINT_T0>(at.cast());
-        }
+        streaming::lines(rows.as_ptr().wrapping_add(r * row_bytes + at), bytes);
     }
 }

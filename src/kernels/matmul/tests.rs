@@ -147,6 +147,38 @@ fn every_instruction_set_gives_the_bits_of_the_portable_loops() {
 }
 
 #[test]
+fn many_tokens_and_long_rows_give_the_bits_of_the_portable_loops() {
+    // Several panels of tokens, and several segments of a row, of which the last is short.
+    let mut rng = ChaCha8Rng::seed_from_u64(7);
+    let portable = ComputePool::with_instruction_set(1, InstructionSet::Portable);
+    let (rows, width) = (33, 137);
+    for kind in TensorType::ALL {
+        let columns = match kind.block_elements() {
+            1 => 130,
+            32 => 70 * 32,
+            block => 9 * block,
+        };
+        for style in [Style::Plain, Style::Extreme] {
+            let bytes = weights(&mut rng, kind, rows, columns, style);
+            let weight = MatrixView::new(kind, rows, columns, &bytes);
+            let x = inputs(&mut rng, width, columns, style);
+            let expected = product(&portable, &weight, &x, width);
+            for set in sets() {
+                let pool = ComputePool::with_instruction_set(2, set);
+                for width in [16, 17, 130, width] {
+                    let ours = product(&pool, &weight, &x[..width * columns], width);
+                    assert!(
+                        ours == expected[..width * rows],
+                        "{}, {set}, width {width}",
+                        kind.name()
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn products_are_within_the_bound_of_quantised_inputs() {
     let mut rng = ChaCha8Rng::seed_from_u64(2);
     let pool = ComputePool::with_instruction_set(1, InstructionSet::Portable);
