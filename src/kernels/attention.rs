@@ -740,6 +740,10 @@ fn add_vectors<L: Lanes, E: Element, const R: usize, const V: usize>(
             lanes[v][r] = L::load(&sums[r * vectors + first + v]).mul(L::splat(decay[r]));
         }
     }
+    #[expect(
+        clippy::needless_range_loop,
+        reason = "an index keeps several arrays in step"
+    )]
     for slot in start..end.min(PAGE_TOKENS) {
         let at = slot * vectors + first;
         let values = &values[at..][..V];

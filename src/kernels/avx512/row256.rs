@@ -1,9 +1,5 @@
 //! One row of weights in blocks of 256 times a few tokens, four blocks at a time.
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
-#![expect(
-    clippy::needless_range_loop,
-    reason = "an index keeps several arrays in step"
-)]
 
 use std::arch::x86_64::*;
 

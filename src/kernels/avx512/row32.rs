@@ -4,10 +4,6 @@
 //! make one vector and the upper ones another; `Activations` has the quants in that order (`quants_by_half`). So only
 //! four lanes are left to be added for each block, and two tokens fill one vector with their sums.
 #![expect(unsafe_code, reason = "processor intrinsics over borrowed bytes")]
-#![expect(
-    clippy::needless_range_loop,
-    reason = "an index keeps several arrays in step"
-)]
 
 use std::arch::x86_64::*;
 
@@ -174,8 +170,8 @@ unsafe fn values_of_eight<const F: u8>(
     let mut starts = [_mm512_setzero_si512(); 2];
     if format == Format32::Q8_0 {
         for_each!(0 1 2 3, PAIR => {
-            // SAFETY: the block is there.
             let block = |i: usize| match i < count {
+                // SAFETY: the block is there.
                 true => unsafe { _mm256_loadu_si256(start.add(i * block_bytes + 2).cast()) },
                 false => _mm256_setzero_si256(),
             };
