@@ -45,6 +45,11 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
+    /// What products of queries and keys are scaled by (Vaswani et al., 2017).
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.key_length as f32).sqrt()
+    }
+
     /// Elements of one layer's page, u16 or f32.
     pub const fn page_elements(&self) -> usize {
         self.kv_heads * PAGE_TOKENS * (self.key_length + self.value_length)

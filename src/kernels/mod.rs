@@ -32,6 +32,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod avx512_wide;
 mod blocks;
+pub mod cuda;
 mod elementwise;
 mod float;
 mod half_floats;

@@ -81,6 +81,23 @@ pub struct RopeAngles {
     width: usize,
 }
 
+impl RopeAngles {
+    /// Tokens.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Pairs of elements that are rotated in each head.
+    pub fn pairs(&self) -> usize {
+        self.pairs
+    }
+
+    /// `[width, pairs, 2]`: cosine and sine.
+    pub fn rotations(&self) -> &[[f32; 2]] {
+        &self.rotations
+    }
+}
+
 /// Rotates every head of `x`, [width, heads, head_size], in place. Elements past the table's dimensions stay.
 ///
 /// # Panics

@@ -1,0 +1,129 @@
+//! The kernels of a CUDA device: the same arithmetic as the parent module's, over addresses in device memory.
+//!
+//! # The same bits
+//!
+//! Every kernel keeps to the one order of arithmetic that the parent module defines, with operations that IEEE 754
+//! rounds (a GPU's are), so a device gives the bits that the host gives, at every width. Tests hold each kernel against
+//! the host's, bit for bit.
+//!
+//! # Launches
+//!
+//! `build.rs` compiles each `.cu` file to PTX, which is part of the executable; `CudaKernels::load` hands it to the
+//! driver, which compiles it for the card at hand. A launch only queues: it returns before the kernel runs, on the
+//! stream that it is given, and a failure inside a kernel shows at a later call. So the memory that a launch names has
+//! to stay what it is until the stream is past it; whoever launches orders that, with streams and events.
+//!
+//! All activations are f32, one row a token. Buffers of activations, quantised input and tables start at multiples of
+//! 256 bytes; weights lie where their group rests, `DeviceMatrix` says how aligned.
+//!
+//! # For few tokens
+//!
+//! The kernels are made for decoding, where the memory's rate is the limit. A step of more than eight tokens reads the
+//! weights once for each eight of them, and attention is a block of threads for each token and KV head, whatever the
+//! length of its sequence: prompts are computed right, but not fast.
+//!
+//! Called by the engine thread (through model).
+#![expect(unsafe_code, reason = "launches kernels over device addresses")]
+
+mod attention;
+mod elementwise;
+mod module;
+mod products;
+mod rows;
+#[cfg(all(test, feature = "cuda"))]
+mod tests;
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, DriverError};
+
+pub use attention::{Attention, DevicePages, DeviceRuns, PagePrecision, StoreKv};
+pub use elementwise::{AddBias, AddRmsNorm, Rope, SiluMul};
+pub use products::{DeviceMatrix, InputForm, MatrixProduct, QuantiseRows, quantised_input_bytes};
+pub use rows::{DequantiseRows, Fill, GatherRows};
+
+/// An address in device memory. Whoever makes one answers for what a launch finds there: memory of the context that
+/// the kernels were loaded into, as long as the launch's argument says and alive until the stream is past the launch.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceAddress(pub u64);
+
+impl DeviceAddress {
+    /// The address so many bytes further on.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn after(self, bytes: u64) -> DeviceAddress {
+        let address = self.0.checked_add(bytes);
+        DeviceAddress(address.unwrap_or_else(|| panic!("{bytes} bytes after {self:?}")))
+    }
+}
+
+/// Why kernels cannot be loaded or launched.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    #[error(
+        "this build has no CUDA kernels; cargo build --release --features cuda makes one that has"
+    )]
+    NotCompiledIn,
+    #[error("load the kernels of {module}: {source}")]
+    Load {
+        module: &'static str,
+        source: DriverError,
+    },
+    #[error("find the kernel {kernel}: {source}")]
+    Find { kernel: String, source: DriverError },
+    #[error("launch the kernel {kernel}: {source}")]
+    Launch { kernel: String, source: DriverError },
+    /// A file may align its tensors to less than the device's loads need.
+    #[error("{what} lie at {address:#x}, and the device reads them in words of {alignment} bytes")]
+    Unaligned {
+        what: &'static str,
+        address: u64,
+        alignment: u64,
+    },
+}
+
+/// All kernels, loaded into one context.
+pub struct CudaKernels {
+    products: products::Kernels,
+    elementwise: elementwise::Kernels,
+    attention: attention::Kernels,
+    rows: rows::Kernels,
+}
+
+impl CudaKernels {
+    /// Whether this build has them: the feature `cuda` needs nvcc.
+    pub const ARE_COMPILED_IN: bool = cfg!(feature = "cuda");
+
+    /// Has the driver compile the kernels for the context's device: seconds at the first time, then the driver has them
+    /// in its cache.
+    ///
+    /// # Errors
+    /// The driver does not take them: it is older than CUDA 13.0, or the card is older than Turing. Or the build has none.
+    pub fn load(context: &Arc<CudaContext>) -> Result<CudaKernels, KernelError> {
+        if !CudaKernels::ARE_COMPILED_IN {
+            return Err(KernelError::NotCompiledIn);
+        }
+        Ok(CudaKernels {
+            products: products::Kernels::load(context)?,
+            elementwise: elementwise::Kernels::load(context)?,
+            attention: attention::Kernels::load(context)?,
+            rows: rows::Kernels::load(context)?,
+        })
+    }
+}
+
+impl std::fmt::Debug for CudaKernels {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("CudaKernels")
+    }
+}
+
+/// A count as kernels take it.
+///
+/// # Panics
+/// When it is no u32: no step has so many of anything.
+fn count(value: usize) -> u32 {
+    u32::try_from(value).unwrap_or_else(|_| panic!("{value} is more than a kernel counts"))
+}
