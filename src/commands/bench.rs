@@ -1,6 +1,7 @@
 //! `strata bench`: the engine's step, measured without a server.
 
 use super::Usage;
+use super::device::Device;
 use super::files::print;
 use super::load::{
     check_machine, compute_pool, model_path, pin_engine, plan_request, weights_settings,
@@ -71,14 +72,16 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
     let of_file = || path.display().to_string();
     let gguf = Gguf::open(path).with_context(of_file)?;
     let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
-    let request = plan_request(config, &hyperparameters)?;
+    let device = Device::to_use(config)?;
+    let request = plan_request(config, &hyperparameters, &device)?;
     // A plan that does not fit is refused with advice, which may be to make the context smaller.
-    let planned = PlannedModel::for_file(path, gguf, &request).with_context(|| {
+    let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(|| {
         format!(
             "{} (--context is --depth and --tokens together here)",
             path.display()
         )
     })?;
+    planned.cuda = device.cuda();
     let plan = Arc::clone(&planned.plan);
     check_machine(&plan)?;
     let step_width = plan.step_width;

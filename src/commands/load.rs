@@ -1,5 +1,6 @@
 //! From a configuration to an engine that loads its model, and what else serving needs.
 
+use super::device::Device;
 use super::memory_report::{HeldWhileServing, MemoryView};
 use super::{Usage, one_line};
 use anyhow::{Context, bail};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
 use strata::config::{
-    ComputeThreads, Config, DeviceSetting, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets,
+    ComputeThreads, Config, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets,
     compute_threads, format_bytes, free_host_memory, machine_memory_bytes, read_text_file,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
@@ -52,8 +53,10 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         tokenizer: live[1].saturating_sub(live[0]) as u64,
         template: heap_live_bytes().saturating_sub(live[1]) as u64,
     };
-    let request = plan_request(config, &hyperparameters)?;
-    let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+    let device = Device::to_use(config)?;
+    let request = plan_request(config, &hyperparameters, &device)?;
+    let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+    planned.cuda = device.cuda();
     if tokenizer.vocabulary_size() > planned.hyperparameters.vocabulary_size as usize {
         bail!(
             "{}: the vocabulary has {} tokens and `token_embd.weight` {} rows; the file is damaged",
@@ -120,10 +123,10 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
 }
 
 /// A budget that was given may exceed what this machine has; what the plan takes of it must not. Both tiers are RAM
-/// where the device is emulated.
+/// where the device is emulated; what a GPU has was asked before.
 pub(super) fn check_machine(plan: &Plan) -> anyhow::Result<()> {
     let mut needed = plan.arena_bytes(Tier::Host);
-    if plan.device_split.is_some() {
+    if plan.device == DeviceKind::Emulated {
         needed = needed.saturating_add(plan.arena_bytes(Tier::Device));
     }
     if let Ok(has) = machine_memory_bytes()
@@ -214,14 +217,13 @@ pub(super) fn pin_engine(pool: &ComputePool) {
 pub(super) fn plan_request(
     config: &Config,
     hyperparameters: &Hyperparameters,
+    device: &Device,
 ) -> anyhow::Result<PlanRequest> {
-    let budgets = budgets(config)?;
-    let (rates, rates_card) = rates(config)?;
+    let tier = device.tier()?;
+    let budgets = budgets(config, tier).map_err(|error| Usage(error.to_string()))?;
+    let (rates, rates_card) = rates(config, device.kind())?;
     Ok(PlanRequest {
-        device: match config.device {
-            DeviceSetting::Auto | DeviceSetting::Cpu => DeviceKind::Cpu,
-            DeviceSetting::Emulated => DeviceKind::Emulated,
-        },
+        device: device.kind(),
         device_budget: budgets.device,
         host_budget: budgets.host,
         context: config.context_for(hyperparameters.context_length),
@@ -245,13 +247,16 @@ pub(super) fn plan_request(
     })
 }
 
-/// What predictions are made from: a card's rates, with the card's name and file for the report, or assumed ones behind
-/// the emulated link.
-fn rates(config: &Config) -> anyhow::Result<(Rates, Option<String>)> {
+/// What predictions are made from: a card's rates, with the card's name and file for the report, or assumed ones, for the
+/// emulated device behind its link.
+fn rates(config: &Config, device: DeviceKind) -> anyhow::Result<(Rates, Option<String>)> {
     let Some(path) = &config.hardware else {
-        let assumed = Rates {
-            link_bytes_per_second: config.link_rate,
-            ..Rates::default()
+        let assumed = match device {
+            DeviceKind::Cuda => Rates::with_gpu(),
+            DeviceKind::Cpu | DeviceKind::Emulated => Rates {
+                link_bytes_per_second: config.link_rate,
+                ..Rates::default()
+            },
         };
         return Ok((assumed, None));
     };
@@ -287,7 +292,8 @@ pub(super) fn model_path(config: &Config) -> anyhow::Result<&Path> {
 pub(super) fn plan_of(config: &Config, path: &Path, gguf: Gguf) -> anyhow::Result<Arc<Plan>> {
     let of_file = || path.display().to_string();
     let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
-    let request = plan_request(config, &hyperparameters)?;
+    let device = Device::to_plan_for(config)?;
+    let request = plan_request(config, &hyperparameters, &device)?;
     let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
     Ok(planned.plan)
 }

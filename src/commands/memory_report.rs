@@ -70,7 +70,13 @@ impl MemoryView {
         let resident = self.resident();
         let mut tiers = Vec::new();
         if let Some(split) = plan.device_split {
-            tiers.push(tier(plan, Tier::Device, split, resident.device_arena));
+            // A GPU's memory is not this process's, and all of an arena is taken from it at once.
+            let on_gpu = loaded.and_then(|loaded| {
+                let device = loaded.arenas.device.as_ref()?;
+                device.cuda().map(|_| device.bytes_total() as u64)
+            });
+            let resident = on_gpu.unwrap_or(resident.device_arena);
+            tiers.push(tier(plan, Tier::Device, split, resident));
         }
         let host = resident.host_arena + resident.model;
         tiers.push(tier(plan, Tier::Host, plan.host_split, host));
@@ -81,6 +87,7 @@ impl MemoryView {
         json!({
             "device": plan.device.name(),
             "mapped": plan.mapped,
+            "page_locked_bytes": loaded.map(|loaded| loaded.arenas.host.page_locked_bytes()),
             "reader": loaded.map(|loaded| json!({"rung": loaded.rung, "reason": loaded.reason})),
             "tiers": tiers,
             "per_step": {

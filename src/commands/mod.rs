@@ -1,6 +1,7 @@
 //! The commands. `load` puts the parts of the library together for those that need a loaded model.
 
 mod bench;
+mod device;
 mod files;
 mod generate;
 mod load;

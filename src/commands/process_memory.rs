@@ -21,8 +21,8 @@ pub(super) struct Resident {
 
 /// What the mappings are told apart by.
 pub(super) struct Landmarks<'a> {
-    pub(super) host_arena: Range<usize>,
-    pub(super) device_arena: Range<usize>,
+    pub(super) host_arena: Range<u64>,
+    pub(super) device_arena: Range<u64>,
     pub(super) model: &'a Path,
 }
 
@@ -48,7 +48,7 @@ impl Resident {
         resident
     }
 
-    fn of_mapping(&mut self, start: usize, name: &str, landmarks: &Landmarks<'_>) -> &mut u64 {
+    fn of_mapping(&mut self, start: u64, name: &str, landmarks: &Landmarks<'_>) -> &mut u64 {
         if landmarks.host_arena.contains(&start) {
             &mut self.host_arena
         } else if landmarks.device_arena.contains(&start) {
@@ -78,7 +78,7 @@ impl Resident {
 }
 
 /// Start and name of `7f9951400000-7f9953ea8000 rw-p 00000000 00:00 0          [heap]`. Names may hold spaces.
-fn mapping(line: &str) -> Option<(usize, &str)> {
+fn mapping(line: &str) -> Option<(u64, &str)> {
     let mut rest = line;
     let mut field = || {
         let (field, after) = rest.split_once(' ').unwrap_or((rest, ""));
@@ -86,8 +86,8 @@ fn mapping(line: &str) -> Option<(usize, &str)> {
         field
     };
     let (start, end) = field().split_once('-')?;
-    usize::from_str_radix(end, 16).ok()?;
-    let start = usize::from_str_radix(start, 16).ok()?;
+    u64::from_str_radix(end, 16).ok()?;
+    let start = u64::from_str_radix(start, 16).ok()?;
     // Permissions, offset, device, inode.
     for _ in 0..4 {
         field();

@@ -68,22 +68,26 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "device",
-        value: "auto|cpu|emulated",
+        value: "auto|cpu|cuda:N|emulated",
         default: Some("auto"),
         server_only: false,
-        help: "What computes: `cpu` has no device tier; `emulated` puts an arena of --device-memory behind a link of \
-               --link-rate in place of VRAM; `auto` is `cpu` in this build",
+        help: "What computes: `cuda:N` is a GPU by its number; `cpu` has no device tier; `emulated` puts an arena of \
+               --device-memory behind a link of --link-rate in place of VRAM; `auto` is cuda:0 where it can be used, \
+               otherwise cpu",
         set: |config, text| {
             config.device = match text {
                 "auto" => DeviceSetting::Auto,
                 "cpu" => DeviceSetting::Cpu,
                 "emulated" => DeviceSetting::Emulated,
-                _ if text == "cuda" || text.starts_with("cuda:") => {
-                    return Err(format!(
-                        "`{text}` needs CUDA, which this build does not have; use cpu, or emulated to try a device tier"
-                    ));
-                }
-                _ => return Err(not_one_of(text, "auto, cpu or emulated")),
+                _ => match text.strip_prefix("cuda:").map(str::parse) {
+                    Some(Ok(ordinal)) => DeviceSetting::Cuda(ordinal),
+                    _ => {
+                        return Err(not_one_of(
+                            text,
+                            "auto, cpu, emulated or cuda:0, cuda:1 and so on",
+                        ));
+                    }
+                },
             };
             Ok(())
         },
@@ -93,8 +97,8 @@ pub const KEYS: &[Key] = &[
         value: "SIZE|auto",
         default: Some("auto"),
         server_only: false,
-        help: "Budget of the device tier: everything that strata puts there. `auto`: what is free less a reserve; \
-               on the emulated device a quarter of what the host budget would be",
+        help: "Budget of the device tier: everything that strata puts there. `auto`: what is free less a reserve of \
+               512 MiB; on the emulated device a quarter of what the host budget would be",
         set: |config, text| {
             config.device_memory = memory(text)?;
             Ok(())

@@ -1,7 +1,7 @@
 //! How much memory `auto` is: what is free, by `MemAvailable` and by every control group above this process, less a
 //! reserve.
 
-use super::{Config, DeviceSetting, MemorySetting, format_bytes};
+use super::{Config, MemorySetting, format_bytes};
 use std::path::{Path, PathBuf};
 
 /// Left to the rest of the process and the machine: code, stacks, HTTP buffers, the page cache of other programs. On
@@ -29,6 +29,16 @@ pub enum MemoryBudgetError {
         format_bytes(*free)
     )]
     NothingLeft { device: u64, free: u64 },
+    #[error(
+        "device-memory of {} is more than the {} that are free on the device; give a smaller --device-memory, or auto",
+        format_bytes(*wanted),
+        format_bytes(*free)
+    )]
+    DeviceHasLess { wanted: u64, free: u64 },
+    #[error(
+        "the device is not here to say how much of its memory is free; give --device-memory a size"
+    )]
+    DeviceUnknown,
 }
 
 /// What is free, and what says so.
@@ -38,22 +48,62 @@ pub struct FreeMemory {
     pub limited_by: &'static str,
 }
 
-/// The budgets that `config` means on this machine. The emulated device lives in RAM, so `auto` for the host is what
-/// that leaves.
-pub fn budgets(config: &Config) -> Result<Budgets, MemoryBudgetError> {
-    budgets_under(config, Path::new("/"))
+/// The device tier that budgets are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DeviceTier {
+    None,
+    /// It lives in RAM, so `auto` for the host is what it leaves.
+    Emulated,
+    /// A GPU. `None`: it was not asked how many bytes of its memory are free.
+    Gpu {
+        free: Option<FreeDeviceMemory>,
+    },
 }
 
-fn budgets_under(config: &Config, root: &Path) -> Result<Budgets, MemoryBudgetError> {
-    let emulated = config.device == DeviceSetting::Emulated;
+/// What is free on a GPU, and what `auto` leaves of that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FreeDeviceMemory {
+    pub bytes: u64,
+    pub reserve: u64,
+}
+
+/// The budgets that `config` means on this machine.
+pub fn budgets(config: &Config, device: DeviceTier) -> Result<Budgets, MemoryBudgetError> {
+    budgets_under(config, device, Path::new("/"))
+}
+
+/// A GPU's budget: no more than is free there.
+fn gpu_budget(
+    setting: MemorySetting,
+    free: Option<FreeDeviceMemory>,
+) -> Result<u64, MemoryBudgetError> {
+    match (setting, free) {
+        (MemorySetting::Bytes(wanted), Some(free)) if wanted > free.bytes => {
+            Err(MemoryBudgetError::DeviceHasLess {
+                wanted,
+                free: free.bytes,
+            })
+        }
+        (MemorySetting::Bytes(wanted), _) => Ok(wanted),
+        (MemorySetting::Auto, Some(free)) => Ok(free.bytes - free.reserve.min(free.bytes / 4)),
+        (MemorySetting::Auto, None) => Err(MemoryBudgetError::DeviceUnknown),
+    }
+}
+
+fn budgets_under(
+    config: &Config,
+    tier: DeviceTier,
+    root: &Path,
+) -> Result<Budgets, MemoryBudgetError> {
     let usable = || -> Result<u64, MemoryBudgetError> {
         let free = free_memory_under(root)?.bytes;
         Ok(free - HOST_RESERVE_BYTES.min(free / 4))
     };
-    let device = match (emulated, config.device_memory) {
-        (false, _) => None,
-        (true, MemorySetting::Bytes(bytes)) => Some(bytes),
-        (true, MemorySetting::Auto) => Some(match config.host_memory {
+    let device = match (tier, config.device_memory) {
+        (DeviceTier::None, _) => None,
+        (DeviceTier::Gpu { free }, setting) => Some(gpu_budget(setting, free)?),
+        (DeviceTier::Emulated, MemorySetting::Bytes(bytes)) => Some(bytes),
+        (DeviceTier::Emulated, MemorySetting::Auto) => Some(match config.host_memory {
             MemorySetting::Bytes(host) => host / EMULATED_SHARE,
             MemorySetting::Auto => usable()? / EMULATED_SHARE,
         }),
@@ -62,7 +112,10 @@ fn budgets_under(config: &Config, root: &Path) -> Result<Budgets, MemoryBudgetEr
         MemorySetting::Bytes(bytes) => bytes,
         MemorySetting::Auto => {
             let free = usable()?;
-            let device = device.unwrap_or(0);
+            let device = match tier {
+                DeviceTier::Emulated => device.unwrap_or(0),
+                DeviceTier::None | DeviceTier::Gpu { .. } => 0,
+            };
             free.checked_sub(device)
                 .filter(|host| *host > 0)
                 .ok_or(MemoryBudgetError::NothingLeft { device, free })?
@@ -247,13 +300,15 @@ mod tests {
     #[test]
     fn auto_leaves_a_reserve_and_the_emulated_device_is_taken_from_ram() {
         let root = machine(&[MEMINFO]);
-        let check = |config: &Config, device, host| {
-            let budgets = budgets_under(config, root.path()).unwrap();
+        let check_tier = |config: &Config, tier, device, host| {
+            let budgets = budgets_under(config, tier, root.path()).unwrap();
             assert_eq!(budgets, Budgets { device, host });
         };
-        check(&Config::default(), None, 15 * GIB);
+        let check = |config: &Config, device, host| {
+            check_tier(config, DeviceTier::Emulated, device, host);
+        };
+        check_tier(&Config::default(), DeviceTier::None, None, 15 * GIB);
         let mut config = Config {
-            device: DeviceSetting::Emulated,
             device_memory: MemorySetting::Bytes(5 * GIB),
             ..Config::default()
         };
@@ -264,11 +319,47 @@ mod tests {
         check(&config, Some(2 * GIB), 8 * GIB);
         config.device_memory = MemorySetting::Bytes(64 * GIB);
         config.host_memory = MemorySetting::Auto;
-        let error = budgets_under(&config, root.path()).unwrap_err().to_string();
+        let error = budgets_under(&config, DeviceTier::Emulated, root.path());
+        let error = error.unwrap_err().to_string();
         assert!(
             error.contains("64.00 GiB") && error.contains("--device-memory"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_gpu_has_memory_of_its_own_and_no_budget_exceeds_what_is_free_there() {
+        let root = machine(&[MEMINFO]);
+        let free = Some(FreeDeviceMemory {
+            bytes: 23 * GIB,
+            reserve: GIB / 2,
+        });
+        let of = |device_memory, free| {
+            let config = Config {
+                device_memory,
+                ..Config::default()
+            };
+            budgets_under(&config, DeviceTier::Gpu { free }, root.path())
+        };
+        let check = |device_memory, free, device| {
+            let host = 15 * GIB;
+            let device = Some(device);
+            assert_eq!(of(device_memory, free).unwrap(), Budgets { device, host });
+        };
+        check(MemorySetting::Auto, free, 23 * GIB - GIB / 2);
+        check(MemorySetting::Bytes(23 * GIB), free, 23 * GIB);
+        check(MemorySetting::Bytes(24 * GIB), None, 24 * GIB);
+        for (setting, free, parts) in [
+            (
+                MemorySetting::Bytes(24 * GIB),
+                free,
+                ["24.00 GiB", "23.00 GiB"],
+            ),
+            (MemorySetting::Auto, None, ["--device-memory", "size"]),
+        ] {
+            let error = of(setting, free).unwrap_err().to_string();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
     }
 
     #[test]
@@ -279,7 +370,7 @@ mod tests {
         };
         let nowhere = Path::new("/nonexistent");
         assert_eq!(
-            budgets_under(&config, nowhere).unwrap(),
+            budgets_under(&config, DeviceTier::None, nowhere).unwrap(),
             Budgets {
                 device: None,
                 host: GIB

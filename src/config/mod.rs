@@ -13,8 +13,8 @@ mod sources;
 
 pub use keys::{KEYS, Key};
 pub use memory::{
-    Budgets, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError, budgets, free_host_memory,
-    machine_memory_bytes,
+    Budgets, DeviceTier, FreeDeviceMemory, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError,
+    budgets, free_host_memory, machine_memory_bytes,
 };
 pub use processors::{ComputeThreads, PinError, compute_threads};
 pub use size::{format_bytes, parse_rate, parse_size};
@@ -27,9 +27,11 @@ use std::time::Duration;
 /// Where weights are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceSetting {
-    /// The best device of this machine; `cpu` in a build without CUDA.
+    /// The first CUDA device, where there is one that this build can use; otherwise `cpu`.
     Auto,
     Cpu,
+    /// The CUDA device with this number, in the driver's order.
+    Cuda(u32),
     /// A host arena stands for VRAM behind a link of a given rate.
     Emulated,
 }
@@ -207,10 +209,10 @@ impl Config {
     /// What is allowed and still worth a line in the log.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        let has_device = self.device == DeviceSetting::Emulated;
-        if !has_device && self.device_memory != MemorySetting::Auto {
+        if self.device == DeviceSetting::Cpu && self.device_memory != MemorySetting::Auto {
             warnings.push(
-                "device-memory has no effect: there is no device tier; add --device emulated to try one".to_owned(),
+                "device-memory has no effect: `cpu` has no device tier; give --device cuda:0, or emulated to try one"
+                    .to_owned(),
             );
         }
         warnings

@@ -37,9 +37,9 @@ impl KvStore {
             KvType::F32 => 4,
         };
         assert!(
-            region.bytes().len() >= pages * page_elements * element_bytes,
+            region.bytes_total() >= pages * page_elements * element_bytes,
             "{pages} pages of {page_elements} elements in {} bytes",
-            region.bytes().len()
+            region.bytes_total()
         );
         KvStore {
             region,
@@ -50,11 +50,33 @@ impl KvStore {
         }
     }
 
+    /// Where the pages are, on a device too.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub fn kind(&self) -> KvType {
+        self.kind
+    }
+
+    /// Elements of a page, all layers.
+    pub fn page_elements(&self) -> usize {
+        self.page_elements
+    }
+
+    /// Where a layer starts in a page, in elements.
+    pub fn layer_start(&self, layer: usize) -> usize {
+        self.starts[layer]
+    }
+
     pub fn shape(&self, layer: usize) -> &AttentionShape {
         &self.layers[layer]
     }
 
     /// One layer's part of one page.
+    ///
+    /// # Panics
+    /// When the pages are on a device.
     pub fn page(&self, layer: usize, page: PageId) -> PageView<'_> {
         let (start, end) = self.range(layer, page);
         match self.kind {

@@ -1,19 +1,21 @@
-//! An arena: the memory of one tier, taken from the kernel in one piece at start.
+//! An arena: the memory of one tier, taken in one piece at start, from the kernel or from a CUDA device.
 //!
 //! The plan says how many bytes; nothing else allocates weights, pages or I/O buffers. Weights and rings are taken
 //! from the low end, the KV cache from the high end. Nothing is given back: an arena lives as long as its plan.
 //!
 //! Threads: an `Arena` is shared by `Arc`. Allocation takes a mutex; access to the bytes takes none, and who may touch
-//! which span when is the contract of `bytes` and `bytes_mut`.
+//! which span when is the contract of `bytes` and `bytes_mut`. Memory of a device has addresses and no bytes: the host
+//! cannot reach it, and asking for them is a bug.
 
 #![expect(
     unsafe_code,
     reason = "maps anonymous memory and lends slices of it by the contract of its unsafe functions"
 )]
 
+use super::cuda::{CudaDevice, CudaError};
 use std::io;
 use std::ptr::NonNull;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Every span starts at a multiple of this and has a multiple of it as its length: a page, and at least the logical
 /// block of every disk that is read directly.
@@ -62,6 +64,15 @@ pub enum MemoryError {
         bytes: usize,
         source: io::Error,
     },
+    #[error(
+        "allocate {bytes} bytes on {device}: {source}; give a smaller --device-memory (another program may have taken what \
+         was free)"
+    )]
+    Device {
+        bytes: usize,
+        device: String,
+        source: CudaError,
+    },
     #[error("the {arena} arena has {free} bytes left and {bytes} are needed")]
     Exhausted {
         arena: &'static str,
@@ -75,13 +86,29 @@ pub enum MemoryError {
     },
 }
 
-/// One contiguous anonymous mapping, zeroed, not prefaulted; the kernel is asked for huge pages.
+/// One contiguous piece of memory.
 pub struct Arena {
     name: &'static str,
-    base: NonNull<u8>,
+    memory: Memory,
     bytes: usize,
     /// What lies between the two is free. Both are multiples of `SPAN_ALIGNMENT`, low <= high <= bytes.
     border: Mutex<Border>,
+}
+
+enum Memory {
+    /// An anonymous mapping, zeroed, not prefaulted; the kernel is asked for huge pages.
+    Mapped {
+        base: NonNull<u8>,
+        locked: Option<Locked>,
+    },
+    /// Allocated on a device: an address that only the device can use. Its contents are undefined until they are written.
+    Cuda { base: u64, device: Arc<CudaDevice> },
+}
+
+/// The pages at the start of a mapping that a device copies from by itself.
+struct Locked {
+    device: Arc<CudaDevice>,
+    bytes: usize,
 }
 
 struct Border {
@@ -115,15 +142,87 @@ impl Arena {
                 .ok_or_else(too_large)?;
             map_aligned(rounded, mapped).map_err(error)?
         };
-        Ok(Arena {
+        Ok(Arena::over(
             name,
-            base,
-            bytes: rounded,
+            Memory::Mapped { base, locked: None },
+            rounded,
+        ))
+    }
+
+    /// Allocates `bytes`, rounded up to `SPAN_ALIGNMENT`, on a device.
+    pub fn on_cuda(
+        name: &'static str,
+        bytes: usize,
+        device: &Arc<CudaDevice>,
+    ) -> Result<Arena, MemoryError> {
+        let rounded = round_up(bytes).unwrap_or(usize::MAX);
+        let allocated = match rounded {
+            0 => Ok(0),
+            bytes => device.allocate(bytes),
+        };
+        let base = allocated.map_err(|source| MemoryError::Device {
+            bytes,
+            device: device.name().to_owned(),
+            source,
+        })?;
+        let device = Arc::clone(device);
+        Ok(Arena::over(name, Memory::Cuda { base, device }, rounded))
+    }
+
+    fn over(name: &'static str, memory: Memory, bytes: usize) -> Arena {
+        Arena {
+            name,
+            memory,
+            bytes,
             border: Mutex::new(Border {
                 low: 0,
-                high: rounded,
+                high: bytes,
             }),
-        })
+        }
+    }
+
+    /// Locks as much of the mapping to its pages as the system lets, from the low end on, where rings are: all of it, or
+    /// half, or half of that. From what is not locked the device copies too, but the thread that asks for it waits.
+    /// Says how many bytes are locked, and why not more.
+    pub fn lock_pages(&mut self, device: &Arc<CudaDevice>) -> (usize, Option<CudaError>) {
+        let Memory::Mapped { base, locked } = &mut self.memory else {
+            return (0, None);
+        };
+        let mut refusal = None;
+        let mut bytes = self.bytes;
+        while locked.is_none() && bytes >= SPAN_ALIGNMENT {
+            // SAFETY: the mapping is `self.bytes` long and unmapped in drop only, after the pages are unlocked.
+            match unsafe { device.lock_pages(base.as_ptr(), bytes) } {
+                Ok(()) => {
+                    let device = Arc::clone(device);
+                    *locked = Some(Locked { device, bytes });
+                }
+                Err(error) => {
+                    refusal.get_or_insert(error);
+                    bytes = bytes / 2 / SPAN_ALIGNMENT * SPAN_ALIGNMENT;
+                }
+            }
+        }
+        (locked.as_ref().map_or(0, |locked| locked.bytes), refusal)
+    }
+
+    /// How many bytes from the start are locked to their pages.
+    pub fn page_locked_bytes(&self) -> usize {
+        match &self.memory {
+            Memory::Mapped {
+                locked: Some(locked),
+                ..
+            } => locked.bytes,
+            _ => 0,
+        }
+    }
+
+    /// The device that this memory is on.
+    pub fn cuda(&self) -> Option<&Arc<CudaDevice>> {
+        match &self.memory {
+            Memory::Mapped { .. } => None,
+            Memory::Cuda { device, .. } => Some(device),
+        }
     }
 
     /// The name of the tier, for messages.
@@ -177,34 +276,59 @@ impl Arena {
         self.border.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether `bytes` bytes at `pointer` lie inside this arena.
-    pub fn contains(&self, pointer: *const u8, bytes: usize) -> bool {
-        pointer
-            .addr()
-            .checked_sub(self.base.addr().get())
-            .is_some_and(|offset| offset <= self.bytes && bytes <= self.bytes - offset)
+    /// Whether `bytes` bytes at `address` lie inside this arena.
+    pub fn contains(&self, address: u64, bytes: usize) -> bool {
+        let bytes = bytes as u64;
+        address
+            .checked_sub(self.base_address())
+            .is_some_and(|offset| {
+                offset <= self.bytes as u64 && bytes <= self.bytes as u64 - offset
+            })
     }
 
-    /// Where the arena is in this process.
-    pub fn addresses(&self) -> std::ops::Range<usize> {
-        let start = self.base.addr().get();
-        start..start + self.bytes
+    /// Where the arena is in this process, or on its device.
+    pub fn addresses(&self) -> std::ops::Range<u64> {
+        let start = self.base_address();
+        start..start + self.bytes as u64
     }
 
-    /// The address of a span's first byte, valid for `span.bytes` bytes while the arena lives.
+    fn base_address(&self) -> u64 {
+        match &self.memory {
+            Memory::Mapped { base, .. } => base.addr().get() as u64,
+            Memory::Cuda { base, .. } => *base,
+        }
+    }
+
+    /// The address of a span's first byte, for who can use it: this process or the device.
     ///
     /// # Panics
     /// When the span does not lie inside this arena.
+    pub fn address(&self, span: Span) -> u64 {
+        self.assert_inside(span);
+        self.base_address() + span.offset as u64
+    }
+
+    /// A span's first byte, valid for `span.bytes` bytes while the arena lives.
+    ///
+    /// # Panics
+    /// When the span does not lie inside this arena, or the arena is on a device.
     pub fn pointer(&self, span: Span) -> *mut u8 {
+        self.assert_inside(span);
+        let Memory::Mapped { base, .. } = &self.memory else {
+            panic!("the host cannot reach the {} arena", self.name);
+        };
+        // SAFETY: the offset is at most the length of the mapping (asserted above), which is at most isize::MAX, so
+        // the result points into the mapping or one past its end. In an empty arena the offset is 0.
+        unsafe { base.as_ptr().add(span.offset) }
+    }
+
+    fn assert_inside(&self, span: Span) {
         assert!(
             span.offset <= self.bytes && span.bytes <= self.bytes - span.offset,
             "{span:?} lies outside the {} arena of {} bytes",
             self.name,
             self.bytes
         );
-        // SAFETY: the offset is at most the length of the mapping (asserted above), which is at most isize::MAX, so
-        // the result points into the mapping or one past its end. In an empty arena the offset is 0.
-        unsafe { self.base.as_ptr().add(span.offset) }
     }
 
     /// The bytes of a span.
@@ -217,7 +341,7 @@ impl Arena {
     /// When the span does not lie inside this arena.
     pub unsafe fn bytes(&self, span: Span) -> &[u8] {
         let pointer = self.pointer(span);
-        // SAFETY: `pointer` checked that the span lies inside the mapping, which is readable, initialised (anonymous
+        // SAFETY: `pointer` checked that the span lies inside a mapping, which is readable, initialised (anonymous
         // memory is zeroed) and lives as long as `self`; u8 needs no alignment. The caller excludes writers.
         unsafe { std::slice::from_raw_parts(pointer, span.bytes) }
     }
@@ -240,13 +364,19 @@ impl Arena {
         unsafe { std::slice::from_raw_parts_mut(pointer, span.bytes) }
     }
 
-    /// Fills a span with 0xFF: a NaN in every float format, so that a use after release shows in the result.
+    /// Fills a span with a byte. On a device that happens when what was given to its compute stream before is done.
     ///
     /// # Safety
-    /// As for `bytes_mut`, while the call lasts.
-    pub unsafe fn poison(&self, span: Span) {
-        // SAFETY: the caller upholds the contract of `bytes_mut`, and the slice ends with this statement.
-        unsafe { self.bytes_mut(span) }.fill(0xFF);
+    /// As for `bytes_mut`, while the call lasts; on a device, nothing but its compute stream uses the span.
+    pub unsafe fn fill(&self, span: Span, value: u8) {
+        match &self.memory {
+            // SAFETY: the caller upholds the contract of `bytes_mut`, and the slice ends with this statement.
+            Memory::Mapped { .. } => unsafe { self.bytes_mut(span) }.fill(value),
+            Memory::Cuda { device, .. } => {
+                // SAFETY: `address` checked that the span lies inside the arena; the caller excludes other streams.
+                unsafe { device.fill(self.address(span), value, span.bytes) }
+            }
+        }
     }
 }
 
@@ -262,11 +392,23 @@ impl std::fmt::Debug for Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            // SAFETY: base and bytes are the whole mapping made by `new`, unmapped only here. Slices borrow `self`, and
-            // operations in flight hold an Arc of it, so none of them is left.
-            let result = unsafe { libc::munmap(self.base.as_ptr().cast(), self.bytes) };
-            debug_assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        if self.bytes == 0 {
+            return;
+        }
+        match &self.memory {
+            Memory::Mapped { base, locked } => {
+                if let Some(locked) = locked {
+                    // SAFETY: these pages were locked once. Copies in flight hold an Arc of the arena, so none is left.
+                    unsafe { locked.device.unlock_pages(base.as_ptr()) };
+                }
+                // SAFETY: base and bytes are the whole mapping made by `new`, unmapped only here. Slices borrow `self`,
+                // and operations in flight hold an Arc of it, so none of them is left.
+                let result = unsafe { libc::munmap(base.as_ptr().cast(), self.bytes) };
+                debug_assert_eq!(result, 0, "{}", io::Error::last_os_error());
+            }
+            // SAFETY: allocated once, by `on_cuda`. Regions hold an Arc of the arena; freeing waits for the device, so that
+            // kernels which were launched over their addresses are done.
+            Memory::Cuda { base, device } => unsafe { device.release(*base) },
         }
     }
 }
@@ -391,20 +533,20 @@ mod tests {
     #[test]
     fn contains_holds_at_the_borders() {
         let arena = Arena::new("host", 2 * SPAN_ALIGNMENT).unwrap();
-        let start = arena.pointer(Span {
+        let start = arena.address(Span {
             offset: 0,
             bytes: 0,
         });
         assert!(arena.contains(start, 8192));
-        assert!(arena.contains(start.wrapping_add(8192), 0));
-        assert!(!arena.contains(start.wrapping_add(8192), 1));
-        assert!(!arena.contains(start.wrapping_sub(1), 1));
+        assert!(arena.contains(start + 8192, 0));
+        assert!(!arena.contains(start + 8192, 1));
+        assert!(!arena.contains(start - 1, 1));
         assert!(!arena.contains(start, 8193));
-        assert!(!arena.contains(start.wrapping_add(1), usize::MAX));
+        assert!(!arena.contains(start + 1, usize::MAX));
     }
 
     #[test]
-    fn memory_is_zero_until_written_and_nan_after_poison() {
+    fn memory_is_zero_until_written_and_what_it_is_filled_with() {
         let arena = Arena::new("host", 4 * SPAN_ALIGNMENT).unwrap();
         let span = arena.allocate_low(8192).unwrap();
         let other = arena.allocate_low(4096).unwrap();
@@ -412,7 +554,7 @@ mod tests {
         unsafe {
             assert!(arena.bytes(span).iter().all(|&byte| byte == 0));
             arena.bytes_mut(other).fill(7);
-            arena.poison(span);
+            arena.fill(span, 0xFF);
             assert!(arena.bytes(span).iter().all(|&byte| byte == 0xFF));
             assert!(arena.bytes(other).iter().all(|&byte| byte == 7));
         }

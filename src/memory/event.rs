@@ -1,15 +1,23 @@
-//! An event: something that happens once, recorded by one thread and waited for by others.
+//! An event: something that happens once, recorded by one thread or stream and waited for by others.
 //!
-//! It has the shape of a CUDA event, so that the emulated device follows the same protocol: a copy waits for the event
-//! of the last use of its destination, and records the event that the next use waits for.
+//! A host's event has the shape of a CUDA event, so that the emulated device follows the same protocol: a copy waits
+//! for the event of the last use of its destination, and records the event that the next use waits for.
 
+use cudarc::driver::CudaEvent;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 /// A handle; clones are the same event. Whatever the recording thread wrote before `record` is seen after `wait`, and
 /// after `is_complete` has answered true.
-#[derive(Clone, Debug, Default)]
-pub struct Event(Arc<State>);
+#[derive(Clone, Debug)]
+pub struct Event(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Host(Arc<State>),
+    /// Recorded on a stream of a device.
+    Device(Arc<CudaEvent>),
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -19,8 +27,14 @@ struct State {
     changed: Condvar,
 }
 
+impl Default for Event {
+    fn default() -> Event {
+        Event(Kind::Host(Arc::default()))
+    }
+}
+
 impl Event {
-    /// An event that has not happened yet.
+    /// An event of the host that has not happened yet.
     pub fn new() -> Event {
         Event::default()
     }
@@ -32,34 +46,62 @@ impl Event {
         event
     }
 
-    /// The event has happened. A second call changes nothing.
+    /// An event that a stream has been told to record.
+    pub(super) fn of_device(event: CudaEvent) -> Event {
+        Event(Kind::Device(Arc::new(event)))
+    }
+
+    /// For streams to wait on.
+    pub(super) fn device_event(&self) -> Option<&CudaEvent> {
+        match &self.0 {
+            Kind::Host(_) => None,
+            Kind::Device(event) => Some(event),
+        }
+    }
+
+    /// The event of the host has happened. A second call changes nothing.
+    ///
+    /// # Panics
+    /// On an event of a device, which its stream records.
     pub fn record(&self) {
-        let held = self.0.mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        self.0.complete.store(true, Ordering::Release);
+        let Kind::Host(state) = &self.0 else {
+            panic!("a stream records its own events");
+        };
+        let held = state.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        state.complete.store(true, Ordering::Release);
         drop(held);
-        self.0.changed.notify_all();
+        state.changed.notify_all();
     }
 
     pub fn is_complete(&self) -> bool {
-        self.0.complete.load(Ordering::Acquire)
+        match &self.0 {
+            Kind::Host(state) => state.complete.load(Ordering::Acquire),
+            Kind::Device(event) => event.is_complete(),
+        }
     }
 
-    /// Blocks until the event has happened.
+    /// Blocks until the event has happened. A device that failed has no more to do: its events count as complete, and
+    /// `CudaDevice::synchronise` reports the failure.
     pub fn wait(&self) {
+        let state = match &self.0 {
+            Kind::Host(state) => state,
+            Kind::Device(event) => {
+                let _ = event.synchronize();
+                return;
+            }
+        };
         if self.is_complete() {
             return;
         }
-        let mut held = self.0.mutex.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = state.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         while !self.is_complete() {
-            held = self
-                .0
+            held = state
                 .changed
                 .wait(held)
                 .unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
-
 #[cfg(test)]
 mod tests {
     use super::*;

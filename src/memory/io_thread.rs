@@ -518,10 +518,13 @@ mod tests {
             // Whatever stays in the region must not pass for the next ticket's bytes.
             // SAFETY: the region's ticket has been reported.
             unsafe {
-                fixture.arena.poison(Span {
-                    offset: region * REGION_BYTES,
-                    bytes: REGION_BYTES,
-                });
+                fixture.arena.fill(
+                    Span {
+                        offset: region * REGION_BYTES,
+                        bytes: REGION_BYTES,
+                    },
+                    0xFF,
+                );
             }
             regions.push(region);
         }

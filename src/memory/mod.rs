@@ -1,11 +1,12 @@
-//! All raw memory and I/O: arenas, the storage reader, the copy stream of the emulated device, mapped files.
+//! All raw memory and I/O: arenas, the storage reader, CUDA devices and their streams, the copy stream of the emulated
+//! device, mapped files.
 //!
 //! The rest of the program sees regions (owned ranges of an arena), tickets (numbers of its own choosing) and callbacks;
 //! it never sees a file descriptor or a ring. A `RegionReader` brings bytes from the model file into a region, a
 //! `RegionCopies` takes them from one arena to another, and each gives the regions back when the bytes are there.
 //!
-//! Threads: one I/O thread per reader (it owns the io_uring), one queue thread per copy stream, and four reading threads
-//! where the reader had to step down to `pread`. Handles may be used from any thread. Callbacks run on the thread that did
+//! Threads: one I/O thread per reader (it owns the io_uring), one thread per copy stream (on the emulated device it copies,
+//! on a CUDA device it waits for copies to end), and four reading threads where the reader had to step down to `pread`. Handles may be used from any thread. Callbacks run on the thread that did
 //! the work and must not block.
 //!
 //! Inside the module `Reader` and `CopyStream` work on spans, which say where and not whose: a span that is handed to
@@ -14,6 +15,9 @@
 
 mod arena;
 mod block_reader;
+mod crossing;
+mod cuda;
+mod cuda_copies;
 mod event;
 mod faulty;
 mod heap;
@@ -30,13 +34,17 @@ pub use block_reader::{
     BlockRead, BlockReadDone, BlockReader, Buffer, FileIdentity, Limits, MAX_BLOCK_BYTES, Waker,
     logical_block_bytes,
 };
+pub use crossing::Crossing;
+pub use cuda::{CudaDevice, CudaError, DEVICE_RESERVE_BYTES};
 pub use event::Event;
 pub use faulty::{FaultControl, Faults, FaultyReader};
 pub use heap::{CountingHeap, heap_live_bytes, heap_peak_bytes, restart_heap_peak};
 pub use io_thread::ReadError;
 pub use mapped::MappedFile;
 pub use reader::{ReaderChoice, Rung};
-pub use region::{Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader};
+pub use region::{
+    Ordered, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
+};
 
 use std::time::Duration;
 

@@ -9,6 +9,8 @@
 
 use super::arena::{Arena, MemoryError, Span};
 use super::block_reader::BlockReader;
+use super::cuda::CudaDevice;
+use super::cuda_copies::CudaCopies;
 use super::event::Event;
 use super::io_thread::{ReadDone, ReadError, ReadPiece};
 use super::reader::{Reader, ReaderChoice, Rung};
@@ -44,12 +46,30 @@ impl Region {
         })
     }
 
+    pub fn bytes_total(&self) -> usize {
+        self.span.bytes
+    }
+
+    /// Where the region is, for who can use it: this process or a device.
+    pub fn address(&self) -> u64 {
+        self.arena.address(self.span)
+    }
+
+    /// The device that the region is on: then the host can use its address only.
+    pub fn cuda(&self) -> Option<&Arc<CudaDevice>> {
+        self.arena.cuda()
+    }
+
+    /// # Panics
+    /// When the region is on a device.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: the span was allocated to this region alone, and only holders of `&mut self` (or of the region
         // itself, which `&self` excludes) write it.
         unsafe { self.arena.bytes(self.span) }
     }
 
+    /// # Panics
+    /// When the region is on a device.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: the span was allocated to this region alone, and `&mut self` excludes every other borrow of it.
         unsafe { self.arena.bytes_mut(self.span) }
@@ -92,9 +112,26 @@ impl Region {
         );
     }
 
-    /// Fills the region with 0xFF: a NaN in every float format, so that a use after release shows in the result.
+    /// Fills the region with 0xFF: a NaN in every float format, so that a use after release shows in the result. On a
+    /// device that happens after what its compute stream was given before.
     pub fn poison(&mut self) {
-        self.bytes_mut().fill(0xFF);
+        // SAFETY: the span was allocated to this region alone, and `&mut self` excludes every other borrow of it; copies
+        // to a device's region wait for the event that is recorded after this.
+        unsafe { self.arena.fill(self.span, 0xFF) };
+    }
+
+    /// Fills the region with zeros; on a device, as `poison` does.
+    pub fn clear(&mut self) {
+        // SAFETY: as in `poison`.
+        unsafe { self.arena.fill(self.span, 0) };
+    }
+
+    pub(super) fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+
+    pub(super) fn span(&self) -> Span {
+        self.span
     }
 }
 
@@ -226,19 +263,35 @@ impl RegionReader {
 pub struct RegionCopied {
     pub ticket: u64,
     pub source: Arc<Region>,
-    pub destination: Region,
+    /// `None` where it was handed back in `Ordered` already.
+    pub destination: Option<Region>,
 }
 
-/// A `CopyStream` that is given regions and gives them back.
+/// The destination of a copy that a device orders before its users: it may be lent at once to computation that waits
+/// for `ready` on the device.
+#[derive(Debug)]
+pub struct Ordered {
+    pub destination: Region,
+    pub ready: Event,
+}
+
+/// A copy stream that is given regions and gives them back.
 pub struct RegionCopies {
-    stream: CopyStream,
+    stream: Stream,
     /// Where copies come from and go to.
     arenas: [Arc<Arena>; 2],
-    in_flight: InFlight<(Arc<Region>, Region)>,
+    in_flight: InFlight<(Arc<Region>, Option<Region>)>,
+}
+
+enum Stream {
+    Emulated(CopyStream),
+    Cuda(CudaCopies),
 }
 
 impl RegionCopies {
-    /// See `CopyStream::start`.
+    /// To a device arena that is on a CUDA device: its copy stream. To one that stands for a device's: a thread that
+    /// copies at the given rate, in bytes per second (`None`: as fast as memory goes). `on_done` is called on a thread of
+    /// the stream's and may start copies.
     pub fn start(
         source: Arc<Arena>,
         destination: Arc<Arena>,
@@ -256,14 +309,24 @@ impl RegionCopies {
             });
         });
         let arenas = [Arc::clone(&source), Arc::clone(&destination)];
+        let stream = match destination.cuda() {
+            Some(device) => Stream::Cuda(CudaCopies::start(Arc::clone(device), on_done)),
+            None => Stream::Emulated(CopyStream::start(
+                source,
+                destination,
+                bytes_per_second,
+                on_done,
+            )),
+        };
         RegionCopies {
-            stream: CopyStream::start(source, destination, bytes_per_second, on_done),
+            stream,
             arenas,
             in_flight,
         }
     }
 
-    /// Queues a copy of the first `bytes` bytes. It starts after `after`, the last use of the destination.
+    /// Queues a copy of the first `bytes` bytes. It starts after `after`, the last use of the destination, which comes
+    /// back with `on_done`.
     ///
     /// # Panics
     /// When a region is shorter than that or is another arena's.
@@ -275,16 +338,54 @@ impl RegionCopies {
         bytes: usize,
         after: Event,
     ) {
+        let spans = self.checked(&source, &destination, bytes);
+        insert(&self.in_flight, ticket, (source, Some(destination)));
+        self.queue(ticket, spans, after);
+    }
+
+    /// The same where the device itself orders the copy before its users: the destination comes back at once. `None`
+    /// where it comes with `on_done`.
+    pub fn copy_in_order(
+        &self,
+        ticket: u64,
+        source: Arc<Region>,
+        destination: Region,
+        bytes: usize,
+        after: Event,
+    ) -> Option<Ordered> {
+        if let Stream::Emulated(_) = self.stream {
+            self.copy(ticket, source, destination, bytes, after);
+            return None;
+        }
+        let spans = self.checked(&source, &destination, bytes);
+        insert(&self.in_flight, ticket, (source, None));
+        let ready = self.queue(ticket, spans, after);
+        Some(Ordered { destination, ready })
+    }
+
+    fn checked(&self, source: &Region, destination: &Region, bytes: usize) -> (Span, Span) {
         source.assert_of(&self.arenas[0]);
         destination.assert_of(&self.arenas[1]);
-        let from = source.span.part(0, bytes);
-        let to = destination.span.part(0, bytes);
-        insert(&self.in_flight, ticket, (source, destination));
-        self.stream.copy(ticket, from, to, after);
+        (source.span.part(0, bytes), destination.span.part(0, bytes))
+    }
+
+    fn queue(&self, ticket: u64, (from, to): (Span, Span), after: Event) -> Event {
+        match &self.stream {
+            Stream::Emulated(stream) => stream.copy(ticket, from, to, after),
+            Stream::Cuda(stream) => stream.copy(
+                ticket,
+                (&self.arenas[0], from),
+                (&self.arenas[1], to),
+                &after,
+            ),
+        }
     }
 
     pub fn totals(&self) -> TransferTotals {
-        self.stream.totals()
+        match &self.stream {
+            Stream::Emulated(stream) => stream.totals(),
+            Stream::Cuda(stream) => stream.totals(),
+        }
     }
 }
 
@@ -331,8 +432,9 @@ mod tests {
         stream.copy(8, Arc::clone(&source), destination, 8192, Event::recorded());
         let done = copies.recv().unwrap();
         assert_eq!(done.ticket, 8);
-        assert_eq!(done.destination.bytes(), source.bytes());
-        assert!(device.contains(done.destination.bytes().as_ptr(), 8192));
+        let destination = done.destination.unwrap();
+        assert_eq!(destination.bytes(), source.bytes());
+        assert!(device.contains(destination.address(), 8192));
     }
 
     #[test]

@@ -1,17 +1,282 @@
-//! Activations of a step: candle tensors on the CPU, whose elements the kernels are lent.
+//! Steps that the host computes: kernels over slices of candle tensors, by the compute pool. On the emulated device too,
+//! whose arena is the host's to read.
 
-use super::StepError;
-use crate::kernels::{ComputePool, add_rms_norm};
+use super::matrix::{Matrix, Walk};
+use super::step::{Input, LayerCache, Norm, Values};
+use super::{Batch, StepError};
+use crate::kernels::{
+    self, Activations, AttentionRun, ComputePool, MatrixView, OutputRows, PAGE_TOKENS, PageView,
+    Product, RopeAngles, RopePairs,
+};
+use crate::weights::Pass;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
 use std::cell::Cell;
 
-/// What a step fills in: `[width, columns]`, all zeros.
-pub(super) fn zeros(width: usize, columns: usize) -> Result<Tensor, StepError> {
-    Ok(Tensor::zeros((width, columns), DType::F32, &Device::Cpu)?)
+// As the plan's scratch counts them.
+const _: () = assert!(size_of::<PageView<'_>>() == 24 && size_of::<AttentionRun<'_>>() == 24);
+
+/// The host as the one who computes steps.
+pub(super) struct HostCompute {
+    pub(super) pool: ComputePool,
+}
+
+impl HostCompute {
+    pub(super) fn vector(&self, floats: Vec<f32>) -> Result<Values, StepError> {
+        let length = floats.len();
+        Ok(Values::Host(Tensor::from_vec(
+            floats,
+            length,
+            &Device::Cpu,
+        )?))
+    }
+
+    pub(super) fn values(rows: usize, columns: usize) -> Result<Values, StepError> {
+        Ok(Values::Host(zeros(rows * columns)?))
+    }
+
+    /// Stored rows of a matrix, `[rows, columns]`.
+    pub(super) fn dequantise(matrix: &Matrix, rows: &[u8]) -> Result<Values, StepError> {
+        let row_bytes = matrix.kind.row_bytes(matrix.columns as u64).unwrap_or(0) as usize;
+        let count = rows.len() / row_bytes.max(1);
+        let mut floats = vec![0.0; count * matrix.columns];
+        for (row, floats) in rows
+            .chunks_exact(row_bytes)
+            .zip(floats.chunks_exact_mut(matrix.columns))
+        {
+            kernels::dequantise_row(matrix.kind, row, floats);
+        }
+        let length = floats.len();
+        Ok(Values::Host(Tensor::from_vec(
+            floats,
+            length,
+            &Device::Cpu,
+        )?))
+    }
+
+    pub(super) fn add_and_normalise(
+        &self,
+        x: &Values,
+        delta: Option<&Values>,
+        norm: &Norm<'_>,
+        h: &Values,
+    ) -> Result<(), StepError> {
+        let (x, h) = (x.host(), h.host());
+        let delta = delta.map(Values::host);
+        let are_distinct = x.id() != h.id()
+            && delta.is_none_or(|delta| delta.id() != x.id() && delta.id() != h.id());
+        assert!(are_distinct, "a tensor lent twice waits for itself");
+        let count = norm.rows * norm.columns;
+        let normalise = |delta: Option<&[f32]>| {
+            with_values(norm.weight.host(), |weight| {
+                with_values_mut(x, |x| {
+                    with_values_mut(h, |h| {
+                        let (x, h) = (&mut x[..count], &mut h[..count]);
+                        kernels::add_rms_norm(&self.pool, x, delta, weight, norm.epsilon, h);
+                        Ok(())
+                    })
+                })
+            })
+        };
+        match delta {
+            Some(delta) => with_values(delta, |delta| normalise(Some(&delta[..count]))),
+            None => normalise(None),
+        }
+    }
+
+    pub(super) fn multiply<const N: usize>(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Input<'_>,
+        products: [(&Matrix, &Values); N],
+    ) -> Result<(), StepError> {
+        let outputs = products.map(|(_, out)| out.host());
+        let matrices = products.map(|(matrix, _)| matrix);
+        with_values(x.values.host(), |values| {
+            let x = Activations::new(&values[..x.rows * x.columns], x.rows, x.columns);
+            with_all_mut(&outputs, Vec::with_capacity(N), &mut |mut lent| {
+                for (out, matrix) in lent.iter_mut().zip(matrices) {
+                    let whole = std::mem::take(out);
+                    *out = &mut whole[..x.width() * matrix.rows];
+                }
+                self.multiply_slices(pass, &x, matrices, &mut lent)
+            })
+        })
+    }
+
+    /// `x` times each matrix, to rows of floats.
+    pub(super) fn multiply_slices<const N: usize>(
+        &self,
+        pass: &mut Pass<'_>,
+        x: &Activations<'_>,
+        matrices: [&Matrix; N],
+        outputs: &mut [&mut [f32]],
+    ) -> Result<(), StepError> {
+        let mut walk = Walk::new(matrices);
+        while let Some((group, slices)) = walk.next() {
+            let lease = pass.lease(group)?;
+            let mut together = Vec::with_capacity(N);
+            for ((matrix, slice), out) in matrices.iter().zip(slices).zip(&mut *outputs) {
+                let Some(slice) = slice else { continue };
+                together.push(Product {
+                    weight: MatrixView {
+                        kind: matrix.kind,
+                        rows: slice.rows,
+                        columns: matrix.columns,
+                        bytes: lease.part(slice.part),
+                    },
+                    out: OutputRows {
+                        data: out,
+                        stride: matrix.rows,
+                        first_column: slice.first_row,
+                    },
+                });
+            }
+            kernels::matmul_all(&self.pool, x, &mut together);
+        }
+        for (matrix, out) in matrices.iter().zip(outputs) {
+            if let Some(bias) = &matrix.bias {
+                with_values(bias.host(), |bias| {
+                    for row in out.chunks_exact_mut(matrix.rows) {
+                        row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
+                    }
+                    Ok(())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn rope(
+        &self,
+        x: &Values,
+        heads: usize,
+        length: usize,
+        (angles, pairs): (&RopeAngles, RopePairs),
+    ) -> Result<(), StepError> {
+        with_values_mut(x.host(), |x| {
+            let x = &mut x[..angles.width() * heads * length];
+            kernels::rope(&self.pool, x, heads, length, angles, pairs);
+            Ok(())
+        })
+    }
+
+    pub(super) fn store(
+        batch: &Batch<'_>,
+        cache: &mut LayerCache<'_>,
+        key: &Values,
+        value: &Values,
+    ) -> Result<(), StepError> {
+        let LayerCache { kv, layer } = cache;
+        let shape = *kv.shape(*layer);
+        with_values(key.host(), |key| {
+            with_values(value.host(), |value| {
+                let keys = key.chunks_exact(shape.kv_heads * shape.key_length);
+                let values = value.chunks_exact(shape.kv_heads * shape.value_length);
+                let places = batch.runs.iter().flat_map(|run| {
+                    let of_token =
+                        move |position: usize| (run.pages[position / PAGE_TOKENS], position);
+                    let first = run.position as usize;
+                    (first..first + run.tokens.len()).map(of_token)
+                });
+                for ((page, position), (key, value)) in places.zip(keys.zip(values)) {
+                    let page = kv.page_mut(*layer, page);
+                    kernels::store_kv(&shape, page, position % PAGE_TOKENS, key, value);
+                }
+                Ok(())
+            })
+        })
+    }
+
+    pub(super) fn attend(
+        &self,
+        batch: &Batch<'_>,
+        cache: &mut LayerCache<'_>,
+        query: &Values,
+        out: &Values,
+    ) -> Result<(), StepError> {
+        let (kv, layer) = (&*cache.kv, cache.layer);
+        let shape = kv.shape(layer);
+        let pages_of =
+            |run: &super::Run<'_>| run.pages.iter().map(|&page| kv.page(layer, page)).collect();
+        let pages: Vec<Vec<PageView<'_>>> = batch.runs.iter().map(pages_of).collect();
+        let runs: Vec<AttentionRun<'_>> = batch
+            .runs
+            .iter()
+            .zip(&pages)
+            .map(|(run, pages)| AttentionRun {
+                pages,
+                position: run.position,
+                tokens: run.tokens.len() as u32,
+            })
+            .collect();
+        let width = batch.width();
+        with_values(query.host(), |query| {
+            with_values_mut(out.host(), |out| {
+                let query = &query[..width * shape.heads * shape.key_length];
+                let out = &mut out[..width * shape.heads * shape.value_length];
+                kernels::attention(&self.pool, shape, shape.scale(), query, &runs, out);
+                Ok(())
+            })
+        })
+    }
+
+    pub(super) fn silu_mul(
+        &self,
+        gate: &Values,
+        up: &Values,
+        count: usize,
+    ) -> Result<(), StepError> {
+        with_values(up.host(), |up| {
+            with_values_mut(gate.host(), |gate| {
+                kernels::silu_mul(&self.pool, &mut gate[..count], &up[..count]);
+                Ok(())
+            })
+        })
+    }
+
+    /// Rows of `x`, `[rows, columns]`, by number.
+    pub(super) fn select(x: &Values, columns: usize, rows: &[u32]) -> Result<Values, StepError> {
+        let selected = with_values(x.host(), |x| {
+            let row = |&row: &u32| &x[row as usize * columns..][..columns];
+            Ok(rows.iter().flat_map(row).copied().collect::<Vec<f32>>())
+        })?;
+        let length = selected.len();
+        Ok(Values::Host(Tensor::from_vec(
+            selected,
+            length,
+            &Device::Cpu,
+        )?))
+    }
+
+    pub(super) fn logits(
+        &self,
+        pass: &mut Pass<'_>,
+        head: &Matrix,
+        x: &Input<'_>,
+    ) -> Result<Vec<Vec<f32>>, StepError> {
+        let mut all = vec![0.0; x.rows * head.rows];
+        with_values(x.values.host(), |values| {
+            let x = Activations::new(&values[..x.rows * x.columns], x.rows, x.columns);
+            self.multiply_slices(pass, &x, [head], &mut [&mut all])
+        })?;
+        Ok(rows_of(all, head.rows))
+    }
+}
+
+/// Rows of their own; a single row is handed on without a copy.
+fn rows_of(all: Vec<f32>, length: usize) -> Vec<Vec<f32>> {
+    if all.len() == length {
+        return vec![all];
+    }
+    all.chunks_exact(length).map(<[f32]>::to_vec).collect()
+}
+
+fn zeros(count: usize) -> Result<Tensor, StepError> {
+    Ok(Tensor::zeros(count, DType::F32, &Device::Cpu)?)
 }
 
 /// Lends the elements of a contiguous f32 tensor on the CPU.
-pub(super) fn with_values<T>(
+fn with_values<T>(
     x: &Tensor,
     function: impl FnOnce(&[f32]) -> Result<T, StepError>,
 ) -> Result<T, StepError> {
@@ -25,7 +290,7 @@ pub(super) fn with_values<T>(
 
 /// Lends them to be written. Every tensor that shares them sees what is written; `function` must not use one that does:
 /// it would wait for itself.
-pub(super) fn with_values_mut<T>(
+fn with_values_mut<T>(
     x: &Tensor,
     function: impl FnOnce(&mut [f32]) -> Result<T, StepError>,
 ) -> Result<T, StepError> {
@@ -55,31 +320,22 @@ impl<F: FnOnce(&mut [f32])> InplaceOp1 for Lend<F> {
     }
 }
 
-/// The residual connection, then RMSNorm: x += delta, where there is one, and h = the norm of x.
-pub(super) fn add_and_normalise(
-    pool: &ComputePool,
-    x: &Tensor,
-    delta: Option<&Tensor>,
-    weight: &Tensor,
-    epsilon: f32,
-    h: &Tensor,
+/// What is done with the elements of several tensors.
+type OnAll<'f> = dyn FnMut(Vec<&mut [f32]>) -> Result<(), StepError> + 'f;
+
+/// Lends the elements of several tensors to be written, none of which is another.
+fn with_all_mut(
+    tensors: &[&Tensor],
+    lent: Vec<&mut [f32]>,
+    function: &mut OnAll<'_>,
 ) -> Result<(), StepError> {
-    let are_distinct =
-        x.id() != h.id() && delta.is_none_or(|delta| delta.id() != x.id() && delta.id() != h.id());
-    assert!(are_distinct, "a tensor lent twice waits for itself");
-    let normalise = |delta: Option<&[f32]>| {
-        with_values(weight, |weight| {
-            with_values_mut(x, |x| {
-                with_values_mut(h, |h| {
-                    add_rms_norm(pool, x, delta, weight, epsilon, h);
-                    Ok(())
-                })
-            })
-        })
-    };
-    match delta {
-        Some(delta) => with_values(delta, |delta| normalise(Some(delta))),
-        None => normalise(None),
+    match tensors.split_first() {
+        None => function(lent),
+        Some((first, rest)) => with_values_mut(first, |values| {
+            let mut lent: Vec<&mut [f32]> = lent;
+            lent.push(values);
+            with_all_mut(rest, lent, function)
+        }),
     }
 }
 

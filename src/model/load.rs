@@ -1,11 +1,14 @@
 //! From a file to a loaded model: read the index, make the plan, allocate, load, check.
 
 use super::Model;
+use super::cuda::CudaCompute;
+use super::host::HostCompute;
 use super::llama::Llama;
 use super::matrix::ModelError;
+use super::step::Compute;
 use crate::gguf::{Gguf, GgufError, Hyperparameters};
 use crate::kernels::ComputePool;
-use crate::memory::{MemoryError, Rung, logical_block_bytes};
+use crate::memory::{CudaDevice, MemoryError, Rung, logical_block_bytes};
 use crate::metrics::Metrics;
 use crate::placement::{Plan, PlanError, PlanRequest, Tier, plan};
 use crate::weights::{Arenas, LoadError, Loading, ModelFile, Traffic, Weights};
@@ -40,6 +43,8 @@ pub struct PlannedModel {
     pub gguf: Gguf,
     pub hyperparameters: Hyperparameters,
     pub plan: Arc<Plan>,
+    /// The device that the model is loaded on, where the plan is for a CUDA device.
+    pub cuda: Option<Arc<CudaDevice>>,
 }
 
 /// A model that computes, and what others may know of it while the engine thread owns it.
@@ -77,6 +82,7 @@ impl PlannedModel {
             gguf,
             hyperparameters,
             plan,
+            cuda: None,
         })
     }
 
@@ -93,8 +99,12 @@ impl PlannedModel {
         pool: ComputePool,
         loading: &Loading<'_>,
     ) -> Result<LoadedModel, OpenError> {
-        let arenas = Arenas::allocate(&self.plan)?;
-        let kv_region = arenas.kv_region(&self.plan)?;
+        let arenas = Arenas::allocate(&self.plan, self.cuda.as_ref())?;
+        let mut kv_region = arenas.kv_region(&self.plan)?;
+        if kv_region.cuda().is_some() {
+            // As an arena of the host is from the start: kernels load slots of a page that nobody wrote, and use none.
+            kv_region.clear();
+        }
         let weights = Weights::load(
             file,
             &self.gguf,
@@ -105,7 +115,20 @@ impl PlannedModel {
         publish(&self.plan, loading.metrics);
         let reader = weights.reader_rung();
         let traffic = Box::new(weights.traffic());
-        let model = Llama::new(&self.gguf, &self.hyperparameters, weights, kv_region, pool)?;
+        let compute = match &self.cuda {
+            Some(device) => {
+                let cuda = CudaCompute::new(&self.plan, &arenas, device, pool);
+                Compute::Cuda(Box::new(cuda.map_err(ModelError::Compute)?))
+            }
+            None => Compute::Host(HostCompute { pool }),
+        };
+        let model = Llama::new(
+            &self.gguf,
+            &self.hyperparameters,
+            weights,
+            kv_region,
+            compute,
+        )?;
         Ok(LoadedModel {
             model: Box::new(model),
             reader,

@@ -1,11 +1,11 @@
-//! What the forward passes are made of: matrices whose rows may rest in several groups, and the products with them.
+//! What the forward passes are made of: matrices whose rows may rest in several groups, and vectors.
 
 use super::StepError;
+use super::step::{Compute, Values};
 use crate::gguf::{Gguf, TensorInfo, TensorType};
-use crate::kernels::{self, Activations, ComputePool, MatrixView, OutputRows, Product};
+use crate::kernels;
 use crate::placement::{GroupId, Plan};
-use crate::weights::{Lease, LeaseError, Pass};
-use candle_core::{Device, Tensor};
+use crate::weights::{Lease, LeaseError};
 
 /// Why a file cannot be this model.
 #[derive(Debug, thiserror::Error)]
@@ -22,19 +22,17 @@ pub enum ModelError {
     },
     #[error("tensor `{name}` has the type {kind}, and norms, biases and rope factors must be F32 or F16", kind = kind.name())]
     Kind { name: String, kind: TensorType },
-    #[error(transparent)]
-    Lease(#[from] LeaseError),
-    #[error("make a tensor: {0}")]
-    Tensor(#[from] candle_core::Error),
+    #[error("{0}")]
+    Compute(#[from] StepError),
 }
 
 /// Rows of a matrix that rest in one group.
 #[derive(Clone, Debug)]
-struct Slice {
-    group: GroupId,
-    part: usize,
-    first_row: usize,
-    rows: usize,
+pub(super) struct Slice {
+    pub(super) group: GroupId,
+    pub(super) part: usize,
+    pub(super) first_row: usize,
+    pub(super) rows: usize,
 }
 
 /// A weight matrix `[rows, columns]`, and the groups that hold its rows, in order.
@@ -42,20 +40,33 @@ struct Slice {
 pub(super) struct Matrix {
     pub(super) rows: usize,
     pub(super) columns: usize,
-    kind: TensorType,
-    slices: Vec<Slice>,
-    bias: Option<Vec<f32>>,
+    pub(super) kind: TensorType,
+    pub(super) slices: Vec<Slice>,
+    /// `[rows]`
+    pub(super) bias: Option<Values>,
 }
 
-/// Looks tensors up by name and checks their shapes.
+/// Looks tensors up by name, checks their shapes, and brings the small ones to where steps are computed.
 pub(super) struct Tensors<'a> {
     gguf: &'a Gguf,
     plan: &'a Plan,
+    small: Option<Lease<'a>>,
+    compute: &'a mut Compute,
 }
 
 impl<'a> Tensors<'a> {
-    pub(super) fn new(gguf: &'a Gguf, plan: &'a Plan) -> Tensors<'a> {
-        Tensors { gguf, plan }
+    pub(super) fn new(
+        gguf: &'a Gguf,
+        plan: &'a Plan,
+        small: Option<Lease<'a>>,
+        compute: &'a mut Compute,
+    ) -> Tensors<'a> {
+        Tensors {
+            gguf,
+            plan,
+            small,
+            compute,
+        }
     }
 
     fn find(&self, name: &str, dimensions: &[u64]) -> Result<(usize, &'a TensorInfo), ModelError> {
@@ -71,14 +82,8 @@ impl<'a> Tensors<'a> {
         Ok((index, tensor))
     }
 
-    /// A matrix by the name of its tensor.
-    pub(super) fn matrix(
-        &self,
-        name: &str,
-        rows: u64,
-        columns: u64,
-        bias: Option<Vec<f32>>,
-    ) -> Result<Matrix, ModelError> {
+    /// A matrix by the name of its tensor, without a bias.
+    pub(super) fn matrix(&self, name: &str, rows: u64, columns: u64) -> Result<Matrix, ModelError> {
         let (index, tensor) = self.find(name, &[columns, rows])?;
         let mut slices = Vec::new();
         for (group, contents) in self.plan.groups.iter().enumerate() {
@@ -100,40 +105,43 @@ impl<'a> Tensors<'a> {
             columns: columns as usize,
             kind: tensor.kind,
             slices,
-            bias,
+            bias: None,
         })
     }
 
-    /// A norm's weight, as a tensor like the activations that it scales.
-    pub(super) fn vector(
-        &self,
-        small: &Option<Lease<'_>>,
+    /// A layer's matrix `NAME.weight` with the bias `NAME.bias`, if the file has one.
+    pub(super) fn linear(
+        &mut self,
         name: &str,
-        length: u64,
-    ) -> Result<Tensor, ModelError> {
-        let floats = self.floats(small, name, length)?;
-        Ok(Tensor::from_vec(floats, length as usize, &Device::Cpu)?)
+        rows: u64,
+        columns: u64,
+    ) -> Result<Matrix, ModelError> {
+        let mut matrix = self.matrix(&format!("{name}.weight"), rows, columns)?;
+        if let Some(bias) = self.optional_floats(&format!("{name}.bias"), rows)? {
+            matrix.bias = Some(self.compute.vector(bias)?);
+        }
+        Ok(matrix)
     }
 
-    /// The same as floats; `None` where the file has no such tensor.
+    /// A norm's weight.
+    pub(super) fn vector(&mut self, name: &str, length: u64) -> Result<Values, ModelError> {
+        let floats = self.floats(name, length)?;
+        Ok(self.compute.vector(floats)?)
+    }
+
+    /// A vector as floats of the host; `None` where the file has no such tensor.
     pub(super) fn optional_floats(
         &self,
-        small: &Option<Lease<'_>>,
         name: &str,
         length: u64,
     ) -> Result<Option<Vec<f32>>, ModelError> {
         match self.gguf.tensor(name) {
-            Some(_) => self.floats(small, name, length).map(Some),
+            Some(_) => self.floats(name, length).map(Some),
             None => Ok(None),
         }
     }
 
-    fn floats(
-        &self,
-        small: &Option<Lease<'_>>,
-        name: &str,
-        length: u64,
-    ) -> Result<Vec<f32>, ModelError> {
+    fn floats(&self, name: &str, length: u64) -> Result<Vec<f32>, ModelError> {
         let (index, tensor) = self.find(name, &[length])?;
         if !matches!(tensor.kind, TensorType::F32 | TensorType::F16) {
             return Err(ModelError::Kind {
@@ -142,7 +150,7 @@ impl<'a> Tensors<'a> {
             });
         }
         let missing = || ModelError::Missing(name.to_owned());
-        let lease = small.as_ref().ok_or_else(missing)?;
+        let lease = self.small.as_ref().ok_or_else(missing)?;
         let parts = &self.plan.groups[lease.group().0 as usize].parts;
         let part = parts.iter().position(|part| part.tensor == index);
         let mut floats = vec![0.0; length as usize];
@@ -152,80 +160,35 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// Matrices with one input, and where `x` times each of them goes: `[width, rows]`. What one group holds of them is
-/// multiplied in one run of the pool, as the pass lends it.
-pub(super) fn multiply<const N: usize>(
-    pass: &mut Pass<'_>,
-    pool: &ComputePool,
-    x: &Activations<'_>,
-    mut products: [(&Matrix, &mut [f32]); N],
-) -> Result<(), StepError> {
-    // How many slices of each matrix are done. A plan numbers its groups in the order in which a step uses them.
-    let mut done = [0; N];
-    loop {
-        let remaining = products.iter().zip(done);
-        let next = remaining.filter_map(|((matrix, _), done)| matrix.slices.get(done));
-        let Some(group) = next.map(|slice| slice.group).min() else {
-            break;
-        };
-        let lease = pass.lease(group)?;
-        let mut together = Vec::with_capacity(N);
-        for ((matrix, out), done) in products.iter_mut().zip(&mut done) {
-            let next = matrix.slices.get(*done);
-            let Some(slice) = next.filter(|slice| slice.group == group) else {
-                continue;
-            };
-            *done += 1;
-            together.push(Product {
-                weight: MatrixView {
-                    kind: matrix.kind,
-                    rows: slice.rows,
-                    columns: matrix.columns,
-                    bytes: lease.part(slice.part),
-                },
-                out: OutputRows {
-                    data: out,
-                    stride: matrix.rows,
-                    first_column: slice.first_row,
-                },
-            });
-        }
-        kernels::matmul_all(pool, x, &mut together);
-    }
-    for (matrix, out) in products {
-        if let Some(bias) = &matrix.bias {
-            for row in out.chunks_exact_mut(matrix.rows) {
-                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-            }
-        }
-    }
-    Ok(())
+/// A walk through matrices with one input, group by group: a plan numbers its groups in the order in which a step uses
+/// them, and what one group holds of the matrices is multiplied while it is leased.
+pub(super) struct Walk<'m, const N: usize> {
+    matrices: [&'m Matrix; N],
+    /// How many slices of each matrix are done.
+    done: [usize; N],
 }
 
-/// Leases the groups of a matrix without computing: a step uses every group, or the pipeline would stand still.
-pub(super) fn pass_by(pass: &mut Pass<'_>, matrix: &Matrix) -> Result<(), StepError> {
-    for slice in &matrix.slices {
-        pass.lease(slice.group)?;
+impl<'m, const N: usize> Walk<'m, N> {
+    pub(super) fn new(matrices: [&'m Matrix; N]) -> Walk<'m, N> {
+        Walk {
+            matrices,
+            done: [0; N],
+        }
     }
-    Ok(())
-}
 
-/// Stored rows of a matrix as one f32 tensor `[rows, columns]`.
-pub(super) fn dequantise(matrix: &Matrix, rows: &[u8]) -> Result<Tensor, StepError> {
-    let row_bytes = matrix.kind.row_bytes(matrix.columns as u64).unwrap_or(0) as usize;
-    let count = rows.len() / row_bytes.max(1);
-    let mut floats = vec![0.0; count * matrix.columns];
-    for (row, floats) in rows
-        .chunks_exact(row_bytes)
-        .zip(floats.chunks_exact_mut(matrix.columns))
-    {
-        kernels::dequantise_row(matrix.kind, row, floats);
+    /// The next group and what it holds of each matrix; `None` when all is done.
+    pub(super) fn next(&mut self) -> Option<(GroupId, [Option<&'m Slice>; N])> {
+        let remaining = self.matrices.iter().zip(self.done);
+        let next = remaining.filter_map(|(matrix, done)| matrix.slices.get(done));
+        let group = next.map(|slice| slice.group).min()?;
+        let slices = std::array::from_fn(|index| {
+            let next = self.matrices[index].slices.get(self.done[index]);
+            let slice = next.filter(|slice| slice.group == group)?;
+            self.done[index] += 1;
+            Some(slice)
+        });
+        Some((group, slices))
     }
-    Ok(Tensor::from_vec(
-        floats,
-        (count, matrix.columns),
-        &Device::Cpu,
-    )?)
 }
 
 impl From<LeaseError> for StepError {

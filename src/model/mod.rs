@@ -3,11 +3,13 @@
 //! The engine decides which tokens are computed in a step and which pages hold each sequence; a model reads and
 //! writes those pages and returns logits. A model lives on the engine thread and never leaves it.
 
-mod activations;
+mod cuda;
+mod host;
 mod llama;
 mod load;
 mod matrix;
 mod shapes;
+mod step;
 
 pub use load::{LoadedModel, OpenError, PlannedModel, hyperparameters};
 pub use matrix::ModelError;

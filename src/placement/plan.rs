@@ -30,6 +30,8 @@ pub struct Plan {
     pub device_ring: Ring,
     /// Part of the host's scratch: where device homes are loaded through when there is no host ring (else 0).
     pub staging_bytes: u64,
+    /// Part of the host's scratch: page-locked memory for the small things that cross the link with a step (else 0).
+    pub crossing_bytes: u64,
     pub kv: KvSplit,
     pub gather: GatherBuffer,
     pub context: u32,
@@ -196,8 +198,9 @@ impl Plan {
             .sum()
     }
 
-    /// What a tier's arena holds: homes, ring and KV, and on the host the buffers that reads land in. The rest of
-    /// scratch is activations, which are not in arenas.
+    /// What a tier's arena holds: homes, ring and KV, and on the host the buffers that reads land in and what crosses the
+    /// link to a CUDA device. The rest of scratch is activations, which are in the arena of a CUDA device and in none
+    /// otherwise.
     pub fn arena_bytes(&self, tier: Tier) -> u64 {
         let split = match tier {
             Tier::Device => self.device_split.unwrap_or_default(),
@@ -205,14 +208,16 @@ impl Plan {
             Tier::Storage => TierSplit::default(),
         };
         let weights = if self.mapped { 0 } else { split.weights };
-        let landing = match tier {
+        let scratch = match tier {
             Tier::Host => {
                 round_up(self.gather.bytes(), ARENA_ALIGNMENT)
                     + round_up(self.staging_bytes, ARENA_ALIGNMENT)
+                    + round_up(self.crossing_bytes, ARENA_ALIGNMENT)
             }
+            Tier::Device if self.device == DeviceKind::Cuda => split.scratch,
             Tier::Device | Tier::Storage => 0,
         };
-        weights + split.ring + split.kv + landing
+        weights + split.ring + split.kv + scratch
     }
 
     /// The time of a steady-state step of `width` tokens.

@@ -126,10 +126,10 @@ fn check(plan: &Plan, request: &PlanRequest) {
     }
     match (request.device, request.executor) {
         (DeviceKind::Cpu, _) => assert!(plan.residences.iter().all(executes(Executor::Host))),
-        (DeviceKind::Emulated, ExecutorChoice::Host) => {
+        (DeviceKind::Emulated | DeviceKind::Cuda, ExecutorChoice::Host) => {
             assert_eq!(plan.device_ring, Ring::default());
         }
-        (DeviceKind::Emulated, _) => {
+        (DeviceKind::Emulated | DeviceKind::Cuda, _) => {
             let device = plan.iter().filter(|(_, group, _)| group.is_streamable());
             let mut executors = device.map(|(_, _, residence)| residence.executor);
             assert!(executors.all(|executor| executor == Executor::Device));
@@ -313,6 +313,32 @@ fn what_fits_whole_has_no_rings() {
         on_device.staging_bytes > 0,
         "loading needs somewhere to land"
     );
+}
+
+#[test]
+fn a_gpu_holds_the_scratch_of_a_step_and_what_crosses_the_link_has_its_place() {
+    let index = Shape::smollm2().index();
+    for executor in [ExecutorChoice::Device, ExecutorChoice::Host] {
+        for (device, host) in [(64 * MIB, 48 * MIB), (GIB, GIB)] {
+            let like = |device_kind| PlanRequest {
+                device: device_kind,
+                executor,
+                ..request(Some(device), host)
+            };
+            let gpu = planned(&index, &like(DeviceKind::Cuda));
+            let split = gpu.device_split.unwrap();
+            assert_eq!(gpu.arena_bytes(Tier::Device), split.claimed());
+            assert!(gpu.arena_bytes(Tier::Host) <= gpu.host_split.claimed());
+            // Logits come back, and the rows of the embedding go there.
+            assert!(gpu.crossing_bytes > 4 * 49_152, "{}", gpu.crossing_bytes);
+
+            let emulated = planned(&index, &like(DeviceKind::Emulated));
+            assert_eq!(emulated.crossing_bytes, 0);
+            let split = emulated.device_split.unwrap();
+            let in_arena = split.claimed() - split.scratch;
+            assert_eq!(emulated.arena_bytes(Tier::Device), in_arena);
+        }
+    }
 }
 
 #[test]

@@ -28,6 +28,8 @@ pub enum DeviceKind {
     Cpu,
     /// A host arena behind a queue thread that copies at a given rate.
     Emulated,
+    /// A GPU: its memory holds pages and activations too, and its kernels compute.
+    Cuda,
 }
 
 impl DeviceKind {
@@ -35,6 +37,7 @@ impl DeviceKind {
         match self {
             DeviceKind::Cpu => "cpu",
             DeviceKind::Emulated => "emulated",
+            DeviceKind::Cuda => "cuda",
         }
     }
 }
@@ -42,7 +45,8 @@ impl DeviceKind {
 /// Who multiplies by groups that do not rest on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExecutorChoice {
-    /// On the emulated device: `Device`, because the emulated device exists to exercise that path.
+    /// `Device`: the emulated device exists to exercise that path, and for prompts, whose steps are wide, a GPU is the
+    /// faster one.
     #[default]
     Auto,
     /// They are streamed to the device.
@@ -245,7 +249,7 @@ impl<'a> Problem<'a> {
         Some(KvSplit {
             tier: match request.device {
                 DeviceKind::Cpu => Tier::Host,
-                DeviceKind::Emulated => Tier::Device,
+                DeviceKind::Emulated | DeviceKind::Cuda => Tier::Device,
             },
             kind: request.kv_type,
             page_tokens: PAGE_TOKENS,
@@ -301,6 +305,8 @@ impl<'a> Problem<'a> {
             },
             staging_bytes: 0,
             host_executes: host_executes(request),
+            embedding_row_bytes: self.embedding_row_bytes(),
+            small_bytes: self.small_bytes,
         };
         let pages = u64::from(kv.pages);
         let items = scratch::items(self.hyperparameters, request, pages, needs);
@@ -308,6 +314,13 @@ impl<'a> Problem<'a> {
         let on_device = request.device == DeviceKind::Cpu
             || keeps(Tier::Device, request.device_budget.unwrap_or(0));
         on_device && keeps(Tier::Host, request.host_budget)
+    }
+
+    /// Bytes of a stored row of the token embedding.
+    fn embedding_row_bytes(&self) -> u64 {
+        self.catalogue
+            .embedding_rows()
+            .map_or(0, |index| self.tensors[index].row_bytes())
     }
 
     /// A slot for each row of a step, wide enough for the aligned read around any row.
@@ -338,6 +351,8 @@ impl<'a> Problem<'a> {
             gather: reserve.gather,
             staging_bytes: reserve.staging_bytes,
             host_executes: host_executes(request),
+            embedding_row_bytes: self.embedding_row_bytes(),
+            small_bytes: self.small_bytes,
         };
         let pages = u64::from(kv.pages);
         let scratch = scratch::items(self.hyperparameters, request, pages, needs);
@@ -495,6 +510,11 @@ impl<'a> Problem<'a> {
             host_ring: reserve.host_ring,
             device_ring: reserve.device_ring,
             staging_bytes: reserve.staging_bytes,
+            crossing_bytes: scratch
+                .iter()
+                .filter(|item| item.name == scratch::CROSSING)
+                .map(|item| item.bytes)
+                .sum(),
             kv: layout.kv,
             gather: reserve.gather,
             context: request.context,
@@ -514,7 +534,7 @@ impl<'a> Problem<'a> {
 fn strategies(device: DeviceKind) -> &'static [Strategy] {
     match device {
         DeviceKind::Cpu => &[Strategy::Even],
-        DeviceKind::Emulated => &[
+        DeviceKind::Emulated | DeviceKind::Cuda => &[
             Strategy::AttentionThenFeedForward,
             Strategy::AttentionThenRest,
             Strategy::Even,
@@ -526,7 +546,10 @@ fn strategies(device: DeviceKind) -> &'static [Strategy] {
 pub(super) fn host_executes(request: &PlanRequest) -> bool {
     match (request.device, request.executor) {
         (DeviceKind::Cpu, _) => false,
-        (DeviceKind::Emulated, ExecutorChoice::Host) => true,
-        (DeviceKind::Emulated, ExecutorChoice::Auto | ExecutorChoice::Device) => false,
+        (DeviceKind::Emulated | DeviceKind::Cuda, ExecutorChoice::Host) => true,
+        (
+            DeviceKind::Emulated | DeviceKind::Cuda,
+            ExecutorChoice::Auto | ExecutorChoice::Device,
+        ) => false,
     }
 }

@@ -38,6 +38,19 @@ impl Default for Rates {
     }
 }
 
+impl Rates {
+    /// An unknown machine with a GPU: a card of the middle (GDDR6, PCIe 4 x8) in a desktop. Predictions made from these are
+    /// called assumed too.
+    pub fn with_gpu() -> Rates {
+        Rates {
+            link_bytes_per_second: 12.0e9,
+            device_memory_bytes_per_second: 300.0e9,
+            device_flops_per_second: 1.0e13,
+            ..Rates::default()
+        }
+    }
+}
+
 /// A card of config/hardware: a known machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

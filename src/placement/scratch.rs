@@ -23,7 +23,21 @@ pub(super) struct ScratchNeeds {
     pub(super) staging_bytes: u64,
     /// On a machine with a device tier: the host multiplies by some groups.
     pub(super) host_executes: bool,
+    /// Bytes of a stored row of the token embedding.
+    pub(super) embedding_row_bytes: u64,
+    /// Bytes of norms, biases and rope factors in the file.
+    pub(super) small_bytes: u64,
 }
+
+/// The item whose bytes are in the host arena, page-locked.
+pub(super) const CROSSING: &str = "what crosses the link with a step";
+/// Buffers on a CUDA device, and things that cross, start on such a boundary.
+const BUFFER_ALIGNMENT: u64 = 256;
+/// More buffers than a step has on a CUDA device beside norms, and things that cross the link with it apart from rows.
+const BUFFERS_OF_A_STEP: u64 = 64;
+/// What a kernel is told of a token (position and run, 8 bytes, and an address of its embedding row) and of a run
+/// (16 bytes; a run has a token at least).
+const DESCRIPTION_OF_A_TOKEN_BYTES: u64 = 8 + 8 + 16;
 
 const F32_BYTES: u64 = 4;
 /// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 in two orders with
@@ -62,6 +76,11 @@ const ANGLE_BYTES: u64 = 8;
 /// With a device tier all but the last four and the sampler's are on the device, and the host adds: the logits that are handed out, the
 /// embedding rows of a step on their way (w E), the staging entry of loading and, where the host multiplies, inputs and
 /// outputs that cross the link.
+///
+/// A CUDA device adds: norms, biases and rope factors in f32; embedding rows as they are stored, w of them; what kernels
+/// are told of a step (32 bytes a token and the block tables); and the boundaries of buffers. What of that changes with
+/// the step crosses the link through page-locked memory of the host, with angles, logits and, where the host multiplies,
+/// inputs and outputs.
 pub(super) fn items(
     hyperparameters: &Hyperparameters,
     request: &PlanRequest,
@@ -103,7 +122,7 @@ pub(super) fn items(
 
     let compute = match request.device {
         DeviceKind::Cpu => Tier::Host,
-        DeviceKind::Emulated => Tier::Device,
+        DeviceKind::Emulated | DeviceKind::Cuda => Tier::Device,
     };
     let mut items = Vec::new();
     let mut add = |tier, name, bytes: u64| {
@@ -145,8 +164,44 @@ pub(super) fn items(
             needs.staging_bytes,
         );
     }
+    let widest_output = attention.max(2 * feed_forward).max(embedding);
+    if request.device == DeviceKind::Cuda {
+        let rows = width.saturating_mul(needs.embedding_row_bytes);
+        let described = (width * DESCRIPTION_OF_A_TOKEN_BYTES).saturating_add(pages * 4);
+        let boundaries = BUFFERS_OF_A_STEP * BUFFER_ALIGNMENT;
+        // F16 takes twice its bytes as f32; a vector for each norm and bias of a layer.
+        let vectors = (u64::from(shape.layers) + 1) * BUFFERS_OF_A_STEP * BUFFER_ALIGNMENT;
+        add(
+            Tier::Device,
+            "norms, biases and rope factors in f32",
+            needs.small_bytes.saturating_mul(2).saturating_add(vectors),
+        );
+        add(Tier::Device, "embedding rows of a step", rows);
+        add(
+            Tier::Device,
+            "what kernels are told of a step, and boundaries of buffers",
+            described.saturating_add(boundaries),
+        );
+        let angles = (width * ANGLE_BYTES).saturating_mul(u64::from(shape.rope_dimensions / 2));
+        let multiplied = if needs.host_executes {
+            // Rows of outputs go back one by one, each from its own boundary.
+            floats(embedding.max(feed_forward).max(output))
+                .saturating_add(floats(widest_output))
+                .saturating_add(width * 3 * BUFFER_ALIGNMENT)
+        } else {
+            0
+        };
+        add(
+            Tier::Host,
+            CROSSING,
+            rows.saturating_add(described)
+                .saturating_add(boundaries)
+                .saturating_add(angles)
+                .saturating_add(logits)
+                .saturating_add(multiplied),
+        );
+    }
     if compute == Tier::Device && needs.host_executes {
-        let widest_output = attention.max(2 * feed_forward).max(embedding);
         add(Tier::Host, "inputs as the kernels read them", inputs);
         add(
             Tier::Host,

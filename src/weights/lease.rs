@@ -1,7 +1,7 @@
 //! A lease: a borrowed, ready-to-use group. Dropping it lets its ring entry be used again.
 
-use super::Weights;
-use crate::memory::{Event, ReadError, Region};
+use super::{GatheredRows, Weights};
+use crate::memory::{CudaDevice, Event, ReadError, Region};
 use crate::placement::{Executor, GroupId};
 use std::sync::Arc;
 
@@ -76,29 +76,53 @@ impl<'w> Lease<'w> {
         self.weights.plan.residences[self.group.0 as usize].executor
     }
 
-    /// Everything that the lease covers (in mapped mode: the file).
-    pub(super) fn entry(&self) -> &[u8] {
+    /// Where the group is in an arena; `None` in mapped mode.
+    fn region(&self) -> Option<&Region> {
         match &self.bytes {
-            Bytes::Mapped => match &self.weights.mapped {
-                Some(mapped) => mapped.bytes(),
-                None => unreachable!("a mapped home without a mapping"),
-            },
-            Bytes::Resident(region) => region.bytes(),
+            Bytes::Mapped => None,
+            Bytes::Resident(region) => Some(region),
             Bytes::Streamed { region, .. } => match region {
-                Some(region) => region.bytes(),
+                Some(region) => Some(region),
                 None => unreachable!("the lease is being dropped"),
             },
         }
     }
 
+    /// Address and length of everything that the lease covers (in mapped mode: the file).
+    pub(super) fn addresses(&self) -> (u64, usize) {
+        match (self.region(), &self.weights.mapped) {
+            (Some(region), _) => (region.address(), region.bytes_total()),
+            (None, Some(mapped)) => {
+                let bytes = mapped.bytes();
+                (bytes.as_ptr().addr() as u64, bytes.len())
+            }
+            (None, None) => unreachable!("a mapped home without a mapping"),
+        }
+    }
+
     /// The bytes of one part of the group, as they stand in the file.
+    ///
+    /// # Panics
+    /// When the group is on a CUDA device: the host cannot reach it.
     pub fn part(&self, index: usize) -> &[u8] {
         let part = &self.weights.plan.groups[self.group.0 as usize].parts[index];
-        let start = match self.bytes {
-            Bytes::Mapped => part.file_offset,
-            Bytes::Resident(_) | Bytes::Streamed { .. } => part.entry_offset,
+        let (bytes, start) = match (self.region(), &self.weights.mapped) {
+            (Some(region), _) => (region.bytes(), part.entry_offset),
+            (None, Some(mapped)) => (mapped.bytes(), part.file_offset),
+            (None, None) => unreachable!("a mapped home without a mapping"),
         };
-        &self.entry()[start as usize..(start + part.bytes) as usize]
+        &bytes[start as usize..(start + part.bytes) as usize]
+    }
+
+    /// The address of one part of the group on the CUDA device that it is on, for kernels that are launched before the
+    /// lease is dropped; `None`: the host computes with `part`.
+    pub fn device_part(&self, index: usize) -> Option<u64> {
+        let region = self.region()?;
+        region.cuda()?;
+        let part = &self.weights.plan.groups[self.group.0 as usize].parts[index];
+        let end = part.entry_offset + part.bytes;
+        assert!(end <= region.bytes_total() as u64, "{part:?} in {region:?}");
+        Some(region.address() + part.entry_offset)
     }
 }
 
@@ -114,10 +138,14 @@ impl Drop for Lease<'_> {
         if self.weights.poison_released {
             region.poison();
         }
-        // Computation on `cpu` and `emulated` is over when the lease is dropped, so the event is complete at once.
+        // Where the host computes, that is over when the lease is dropped. A CUDA device is done with the group when it
+        // has done what it was given until now.
+        let last_use = region
+            .cuda()
+            .map_or_else(Event::recorded, |device| CudaDevice::record_compute(device));
         self.weights
             .shared
-            .give_back(*position, region, executor, Event::recorded());
+            .give_back(*position, region, executor, last_use);
     }
 }
 
@@ -158,9 +186,8 @@ impl<'w> Pass<'w> {
         }
     }
 
-    /// Copies of the embedding rows of `ids`, one after the other, as they are stored. Ids must be below the number of
-    /// rows.
-    pub fn gather_rows(&self, ids: &[u32]) -> Result<Vec<u8>, LeaseError> {
+    /// The embedding rows of `ids`. Ids must be below the number of rows.
+    pub fn gather_rows(&self, ids: &[u32]) -> Result<GatheredRows, LeaseError> {
         self.weights.gather_rows(ids, self.cancelled)
     }
 

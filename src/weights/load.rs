@@ -6,11 +6,11 @@ use super::shared::{Links, Shared, pieces, streamed};
 use super::{Counters, Home, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
-    Arena, BlockReader, MappedFile, MemoryError, ReadError, ReaderChoice, Region, RegionCopies,
-    RegionReader,
+    Arena, BlockReader, CudaDevice, MappedFile, MemoryError, ReadError, ReaderChoice, Region,
+    RegionCopies, RegionReader,
 };
 use crate::metrics::Metrics;
-use crate::placement::{GroupId, GroupKind, Plan, Ring, Tier};
+use crate::placement::{DeviceKind, GroupId, GroupKind, Plan, Ring, Tier};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -23,25 +23,28 @@ const LOADS_IN_FLIGHT: usize = 4;
 #[derive(Clone)]
 pub struct Arenas {
     pub host: Arc<Arena>,
-    /// On the emulated device.
+    /// On a CUDA device, or what stands for one.
     pub device: Option<Arc<Arena>>,
 }
 
 impl Arenas {
-    /// Allocates what the plan split. The whole process allocates weights, pages and I/O buffers here and nowhere
-    /// else.
-    pub fn allocate(plan: &Plan) -> Result<Arenas, MemoryError> {
-        let host = Arena::new("host", plan.arena_bytes(Tier::Host) as usize)?;
-        let device = match plan.device_split {
-            Some(_) => Some(Arc::new(Arena::new(
-                "device",
-                plan.arena_bytes(Tier::Device) as usize,
-            )?)),
-            None => None,
+    /// Allocates what the plan split; on `cuda` where the plan is for a CUDA device. The whole process allocates weights,
+    /// pages and I/O buffers here and nowhere else.
+    pub fn allocate(plan: &Plan, cuda: Option<&Arc<CudaDevice>>) -> Result<Arenas, MemoryError> {
+        let mut host = Arena::new("host", plan.arena_bytes(Tier::Host) as usize)?;
+        let device_bytes = plan.arena_bytes(Tier::Device) as usize;
+        let device = match (plan.device, cuda) {
+            (DeviceKind::Cpu, _) => None,
+            (DeviceKind::Emulated, _) => Some(Arena::new("device", device_bytes)?),
+            (DeviceKind::Cuda, Some(cuda)) => {
+                lock_pages(&mut host, cuda);
+                Some(Arena::on_cuda("device", device_bytes, cuda)?)
+            }
+            (DeviceKind::Cuda, None) => unreachable!("a plan for a device that was not opened"),
         };
         Ok(Arenas {
             host: Arc::new(host),
-            device,
+            device: device.map(Arc::new),
         })
     }
 
@@ -53,10 +56,28 @@ impl Arenas {
         }
     }
 
+    /// Scratch that the plan puts into a tier's arena.
+    pub fn scratch_region(&self, tier: Tier, bytes: u64) -> Result<Region, MemoryError> {
+        Region::allocate_low(self.of(tier), bytes as usize)
+    }
+
     /// A region for KV pages, from the end that weights do not grow from.
     pub fn kv_region(&self, plan: &Plan) -> Result<Region, MemoryError> {
         let bytes = u64::from(plan.kv.pages) * plan.kv.page_bytes;
         Region::allocate_high(self.of(plan.kv.tier), bytes as usize)
+    }
+}
+
+/// Locks the host arena to its pages as far as the system lets.
+fn lock_pages(host: &mut Arena, cuda: &Arc<CudaDevice>) {
+    let (locked, refusal) = host.lock_pages(cuda);
+    if let Some(refusal) = refusal {
+        tracing::warn!(
+            "{refusal}: {locked} of the {} bytes of the host arena are locked to their pages, and copies from the rest hold \
+             up the computation; raise the limit on locked memory (`ulimit -l unlimited`, LimitMEMLOCK=infinity in a systemd \
+             unit, --ulimit memlock=-1 for docker) or give a smaller --host-memory",
+            host.bytes_total()
+        );
     }
 }
 
@@ -281,9 +302,13 @@ fn load_homes(
             _ => Home::Streamed,
         })
         .collect();
-    let at_home = |tier| {
+    let with_home = |tier| {
         let residences = plan.residences.iter().enumerate();
         residences.filter(move |(_, residence)| residence.home == tier)
+    };
+    let at_home = |destination: Option<Region>| match destination {
+        Some(region) => Home::Resident(Arc::new(region)),
+        None => unreachable!("a copy that is waited for brings its destination back"),
     };
     let failed = |group: usize, source| LoadError::Read {
         group: names[group].clone(),
@@ -293,7 +318,7 @@ fn load_homes(
     // The plan counts the small group on the host too: its copy there is what the device's is loaded from. The ring and
     // the staging are made for groups that stream; they may be smaller, or not be there.
     let is_small = |&index: &usize| plan.groups[index].kind == GroupKind::Small;
-    for index in at_home(Tier::Device)
+    for index in with_home(Tier::Device)
         .map(|(index, _)| index)
         .filter(is_small)
     {
@@ -302,9 +327,14 @@ fn load_homes(
         let copy = Region::allocate_low(&arenas.host, bytes)?;
         let done = shared.wait_read(shared.begin_read(copy, pieces(group)));
         done.result.map_err(|source| failed(index, source))?;
-        let home = Region::allocate_low(arenas.of(Tier::Device), bytes)?;
-        let done = shared.wait_copy(shared.begin_copy(done.region, home, bytes));
-        homes[index] = Home::Resident(Arc::new(done.destination));
+        homes[index] = if plan.device == DeviceKind::Cuda {
+            // The model takes them from here to the device as f32.
+            Home::Resident(Arc::new(done.region))
+        } else {
+            let home = Region::allocate_low(arenas.of(Tier::Device), bytes)?;
+            let done = shared.wait_copy(shared.begin_copy(done.region, home, bytes));
+            at_home(done.destination)
+        };
         advance(index)?;
     }
 
@@ -318,7 +348,7 @@ fn load_homes(
     }
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
     let mut copies: VecDeque<(usize, u64)> = VecDeque::new();
-    let mut waiting = at_home(Tier::Device)
+    let mut waiting = with_home(Tier::Device)
         .map(|(index, _)| index)
         .filter(|index| !is_small(index))
         .peekable();
@@ -338,7 +368,7 @@ fn load_homes(
         } else if let Some((index, ticket)) = copies.pop_front() {
             let done = shared.wait_copy(ticket);
             staging.extend(Arc::into_inner(done.source));
-            homes[index] = Home::Resident(Arc::new(done.destination));
+            homes[index] = at_home(done.destination);
             advance(index)?;
         } else {
             unreachable!("the plan has a host ring or staging wherever groups rest on a device");
@@ -350,7 +380,7 @@ fn load_homes(
     shared.return_host_entries(staging);
 
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
-    let mut waiting = at_home(Tier::Host).map(|(index, _)| index).peekable();
+    let mut waiting = with_home(Tier::Host).map(|(index, _)| index).peekable();
     while waiting.peek().is_some() || !reads.is_empty() {
         if reads.len() < LOADS_IN_FLIGHT
             && let Some(index) = waiting.next()

@@ -16,6 +16,7 @@ mod shared;
 pub use lease::{Lease, LeaseError, Pass};
 pub use load::{Arenas, LoadError, Loading, ModelFile, WeightsSettings};
 pub use pipeline::Lookahead;
+pub use rows::GatheredRows;
 
 use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFile, Region, Rung};
@@ -103,12 +104,15 @@ impl Weights {
         Pass::new(self, cancelled)
     }
 
-    /// Lends the norms, biases and rope factors, which rest in memory always.
-    pub fn lease_small(&self) -> Result<Option<Lease<'_>>, LeaseError> {
+    /// Lends the norms, biases and rope factors to the host, where they rest always.
+    pub fn lease_small(&self) -> Option<Lease<'_>> {
         let small = |group: &crate::placement::Group| group.kind == GroupKind::Small;
-        match self.plan.groups.iter().position(small) {
-            Some(index) => self.lease(GroupId(index as u32)).map(Some),
-            None => Ok(None),
+        let index = self.plan.groups.iter().position(small)?;
+        let group = GroupId(index as u32);
+        match &self.shared.homes()[index] {
+            Home::Mapped => Some(Lease::mapped(self, group)),
+            Home::Resident(region) => Some(Lease::resident(self, group, Arc::clone(region))),
+            Home::Streamed | Home::Rows => unreachable!("the small group rests in memory"),
         }
     }
 
@@ -124,6 +128,9 @@ impl Weights {
             Home::Resident(_) | Home::Streamed => {
                 let taken = self.shared.take(group);
                 let taken = taken.map_err(|source| self.read_error(group, source))?;
+                if let Some(device) = taken.region.cuda() {
+                    device.compute_waits_for(&taken.ready);
+                }
                 let lease = Lease::streamed(self, group, taken.position, taken.region);
                 (lease, taken.waited)
             }
@@ -146,22 +153,20 @@ impl Weights {
     /// An executor reads only from its own arena: a lease that points elsewhere is a bug, on the emulated device the
     /// same as on a real one.
     fn assert_executor_reaches(&self, lease: &Lease<'_>, executor: Executor) {
-        let bytes = lease.entry();
+        let (address, bytes) = lease.addresses();
         let inside = match (&self.mapped, executor) {
-            (Some(mapped), _) => mapped.bytes().as_ptr_range().contains(&bytes.as_ptr()),
-            (None, Executor::Host) => self.arenas.host.contains(bytes.as_ptr(), bytes.len()),
-            (None, Executor::Device) => self
-                .arenas
-                .device
-                .as_ref()
-                .is_some_and(|arena| arena.contains(bytes.as_ptr(), bytes.len())),
+            (Some(_), Executor::Host) => true,
+            (Some(_), Executor::Device) => false,
+            (None, Executor::Host) => self.arenas.host.contains(address, bytes),
+            (None, Executor::Device) => {
+                let arena = self.arenas.device.as_ref();
+                arena.is_some_and(|arena| arena.contains(address, bytes))
+            }
         };
         assert!(
             inside,
-            "a lease of {} for {executor:?} lies outside its arena: {:?}, {} bytes",
+            "a lease of {} for {executor:?} lies outside its arena: {address:#x}, {bytes} bytes",
             self.names[lease.group().0 as usize],
-            bytes.as_ptr(),
-            bytes.len(),
         );
     }
 

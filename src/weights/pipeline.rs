@@ -12,6 +12,9 @@
 //! storage home, device executor    Reading -> Landed -> Copying -> Ready -> Leased
 //! host home, device executor                  Landed -> Copying -> Ready -> Leased
 //! ```
+//!
+//! A device that orders copies before their users by itself lends a group while its copy is still under way: the
+//! position is Ready at once, and what the copy reads from is *leaving* until the copy is over.
 
 use crate::placement::{Executor, GroupId, Tier};
 use std::collections::VecDeque;
@@ -114,6 +117,8 @@ pub(crate) struct Pipeline {
     /// Position of `window[0]`; older ones are released.
     first: u64,
     window: VecDeque<Slot>,
+    /// Copies under way whose position is Ready already, and the host entry that each reads from (`None`: a home).
+    leaving: VecDeque<(u64, Option<usize>)>,
     /// The oldest position whose copy has not started, where it needs one.
     next_copy: u64,
     /// The position that computation leases next.
@@ -150,6 +155,7 @@ impl Pipeline {
             device_free: (0..device_entries).rev().collect(),
             first: 0,
             window: VecDeque::new(),
+            leaving: VecDeque::new(),
             next_copy: 0,
             consumer: 0,
             demanded: false,
@@ -268,6 +274,30 @@ impl Pipeline {
         (entry, slot.stage == Stage::Failed)
     }
 
+    /// The device will run a copy, which was started, before whatever uses the group: it may be lent. Says where it goes.
+    pub(crate) fn copy_ordered(&mut self, position: u64) -> usize {
+        let slot = self.slot_mut(position);
+        assert_eq!(slot.stage, Stage::Copying, "position {position}");
+        slot.stage = Stage::Ready;
+        let host_entry = slot.host_entry.take();
+        let Some(device_entry) = slot.device_entry else {
+            unreachable!("position {position} is copied to no entry");
+        };
+        self.leaving.push_back((position, host_entry));
+        device_entry
+    }
+
+    /// A copy that `copy_ordered` was told of is over; says which host entry it came from, which is free again.
+    pub(crate) fn copy_left(&mut self, position: u64) -> Option<usize> {
+        let first = self.leaving.pop_front();
+        let Some((first, host_entry)) = first else {
+            unreachable!("position {position} is not being copied");
+        };
+        assert_eq!(first, position, "a copy stream copies in order");
+        self.host_free.extend(host_entry);
+        host_entry
+    }
+
     /// A copy to the device ended; says which host entry it came from, which is free again, and where it went.
     pub(crate) fn copy_done(&mut self, position: u64) -> (Option<usize>, usize) {
         let slot = self.slot_mut(position);
@@ -347,7 +377,7 @@ impl Pipeline {
     /// Reads and copies under way.
     pub(crate) fn in_flight(&self) -> usize {
         let flying = |slot: &&Slot| matches!(slot.stage, Stage::Reading | Stage::Copying);
-        self.window.iter().filter(flying).count()
+        self.window.iter().filter(flying).count() + self.leaving.len()
     }
 
     /// Starts nothing new until `resume`.
@@ -375,6 +405,11 @@ impl Pipeline {
             !self.window.iter().any(busy),
             "restart while entries are in use: {:?}",
             self.window
+        );
+        assert!(
+            self.leaving.is_empty(),
+            "restart while copies read: {:?}",
+            self.leaving
         );
         for slot in self.window.drain(..) {
             self.host_free.extend(slot.host_entry);
@@ -628,6 +663,67 @@ mod tests {
                 });
             }
         }
+    }
+
+    /// A device that orders its own work lends at once what it copies: computation runs ahead as far as there are device
+    /// entries, and a host entry is read into again only when the copy from it is over.
+    #[test]
+    fn an_ordered_copy_is_lent_at_once_and_its_source_is_kept_until_it_is_over() {
+        let order = order(8, Tier::Storage, Executor::Device);
+        let mut pipeline = Pipeline::new(order, 2, 2, Lookahead::Ring);
+        let mut copies = VecDeque::new();
+        let mut reading = BTreeSet::new();
+        for position in 0..40_u64 {
+            let mut started = true;
+            while started {
+                let mut actions = Vec::new();
+                pipeline.pump(&mut actions);
+                started = !actions.is_empty();
+                for action in actions {
+                    match action {
+                        Action::Read {
+                            position,
+                            host_entry,
+                            ..
+                        } => {
+                            let copied_from = copies.iter().any(|&(_, entry)| entry == host_entry);
+                            assert!(!copied_from, "entry {host_entry} is refilled too early");
+                            reading.insert(position);
+                        }
+                        Action::Copy(StartCopy {
+                            position,
+                            host_entry,
+                            device_entry,
+                            ..
+                        }) => {
+                            copies.push_back((position, host_entry.expect("read from storage")));
+                            assert_eq!(pipeline.copy_ordered(position), device_entry);
+                        }
+                    }
+                }
+                if let Some(first) = reading.pop_first() {
+                    pipeline.read_done(first, true);
+                    started = true;
+                } else if !matches!(pipeline.poll(), Poll::Ready(_)) {
+                    // Only now: copies end as late as the ring allows.
+                    let (first, entry) = copies.pop_front().expect("something is under way");
+                    assert_eq!(pipeline.copy_left(first), Some(entry));
+                    started = true;
+                }
+            }
+            assert!(matches!(pipeline.poll(), Poll::Ready(Entry::Device(_))));
+            assert_eq!(pipeline.lease(), position);
+            pipeline.release(position);
+        }
+        assert!(!copies.is_empty(), "computation ran ahead of copies");
+        pipeline.stop();
+        let leaving = copies.len();
+        assert_eq!(pipeline.in_flight(), leaving, "what reads must end first");
+        for (position, _) in copies {
+            pipeline.copy_left(position);
+        }
+        assert_eq!(pipeline.in_flight(), 0);
+        pipeline.restart();
     }
 
     #[test]

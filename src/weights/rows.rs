@@ -1,5 +1,6 @@
 //! Embedding rows: gathered one by one from wherever their group rests. Rows on storage are read into a buffer of their
-//! own, so that they need no ring entry; computation waits for them, which counts as a stall.
+//! own, so that they need no ring entry; computation waits for them, which counts as a stall. Rows on a CUDA device stay
+//! there, and their addresses are gathered.
 
 use super::lease::LeaseError;
 use super::{Home, Weights};
@@ -15,21 +16,38 @@ pub(super) struct EmbeddingSlice {
     pub(super) part: usize,
 }
 
+/// Embedding rows in the order in which they were asked for.
+#[derive(Debug, Default)]
+pub struct GatheredRows {
+    /// One row after the other, as they are stored; those of rows on a CUDA device are not filled in.
+    pub bytes: Vec<u8>,
+    /// Which rows rest on a CUDA device, and at which address.
+    pub on_device: Vec<(usize, u64)>,
+}
+
+/// Where a row is that needs no read.
+enum Resident<'a> {
+    Host(&'a [u8]),
+    Device(u64),
+}
+
 impl Weights {
-    /// Copies of the embedding rows of `ids`, one after the other, as they are stored. Ids must be below the number of
-    /// rows. Rows that rest on storage are read; waiting for them counts as a stall.
+    /// The embedding rows of `ids`. Ids must be below the number of rows. Rows that rest on storage are read; waiting for
+    /// them counts as a stall.
     pub(super) fn gather_rows(
         &self,
         ids: &[u32],
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<Vec<u8>, LeaseError> {
+    ) -> Result<GatheredRows, LeaseError> {
         let row_bytes = self.embedding.row_bytes() as usize;
         let mut rows = vec![0; ids.len() * row_bytes];
+        let mut on_device = Vec::new();
         let mut absent: Vec<(u32, usize)> = Vec::new();
         for (index, &id) in ids.iter().enumerate() {
             let target = &mut rows[index * row_bytes..(index + 1) * row_bytes];
             match self.resident_row(u64::from(id)) {
-                Some(row) => target.copy_from_slice(row),
+                Some(Resident::Host(row)) => target.copy_from_slice(row),
+                Some(Resident::Device(address)) => on_device.push((index, address)),
                 None => absent.push((id, index)),
             }
         }
@@ -45,10 +63,13 @@ impl Weights {
             self.read_rows(&runs, &mut rows)?;
             runs = rest;
         }
-        Ok(rows)
+        Ok(GatheredRows {
+            bytes: rows,
+            on_device,
+        })
     }
 
-    fn resident_row(&self, id: u64) -> Option<&[u8]> {
+    fn resident_row(&self, id: u64) -> Option<Resident<'_>> {
         let slice = self.embedding_slice(id);
         let row_bytes = self.embedding.row_bytes();
         let row = id - slice.rows.start;
@@ -60,11 +81,15 @@ impl Weights {
             Home::Resident(region) => {
                 let group = &self.plan.groups[slice.group.0 as usize];
                 let start = group.parts[slice.part].entry_offset + row * row_bytes;
+                if region.cuda().is_some() {
+                    return Some(Resident::Device(region.address() + start));
+                }
                 (region.bytes(), start)
             }
             Home::Streamed | Home::Rows => return None,
         };
-        Some(&bytes[start as usize..(start + row_bytes) as usize])
+        let row = &bytes[start as usize..(start + row_bytes) as usize];
+        Some(Resident::Host(row))
     }
 
     fn embedding_slice(&self, id: u64) -> &EmbeddingSlice {

@@ -1,5 +1,5 @@
 //! What the engine thread, the I/O thread and the copy thread share: the pipeline, the ring entries that nobody owns
-//! at the moment, and the way to start the next read or copy.
+//! at the moment, and the way to start the next read or copy. A CUDA copy is given to its stream by whoever starts it.
 //!
 //! Lock order: one mutex, `state`. Starting a read or a copy is a push onto a queue whose bound exceeds everything
 //! that can be outstanding, so nobody blocks while holding it.
@@ -7,8 +7,8 @@
 use super::pipeline::{Action, Entry, Pipeline, Poll, StartCopy, Streamed};
 use super::{Home, streams};
 use crate::memory::{
-    Event, ReadError, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
-    Rung, TransferTotals,
+    Event, Ordered, ReadError, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead,
+    RegionReader, Rung, TransferTotals,
 };
 use crate::metrics::Metrics;
 use crate::placement::{Executor, Group, GroupId, GroupKind, Plan};
@@ -31,6 +31,18 @@ struct DeviceEntry {
     region: Region,
     /// Completed when the last use of the entry's bytes is over; the next copy waits for it.
     last_use: Event,
+    /// Completed when the entry holds its group; on a device that orders its own work, perhaps later.
+    ready: Event,
+}
+
+impl DeviceEntry {
+    fn idle(region: Region, last_use: Event) -> DeviceEntry {
+        DeviceEntry {
+            region,
+            last_use,
+            ready: Event::recorded(),
+        }
+    }
 }
 
 struct State {
@@ -59,6 +71,8 @@ pub(super) struct Shared {
 pub(super) struct Taken {
     pub(super) position: u64,
     pub(super) region: Region,
+    /// What a device's computation has to wait for.
+    pub(super) ready: Event,
     /// `Some` where computation had to wait.
     pub(super) waited: Option<Duration>,
 }
@@ -70,12 +84,7 @@ impl Shared {
         host_entries: Vec<Region>,
         device_entries: Vec<Region>,
     ) -> Shared {
-        let at_rest = |region| {
-            Some(DeviceEntry {
-                region,
-                last_use: Event::recorded(),
-            })
-        };
+        let at_rest = |region| Some(DeviceEntry::idle(region, Event::recorded()));
         Shared {
             plan,
             homes: OnceLock::new(),
@@ -170,15 +179,19 @@ impl Shared {
         if done.ticket >= DIRECT {
             state.copies_landed.insert(done.ticket, done);
         } else {
-            let (host_entry, device_entry) = state.pipeline.copy_done(done.ticket);
+            let host_entry = match done.destination {
+                Some(region) => {
+                    let (host_entry, device_entry) = state.pipeline.copy_done(done.ticket);
+                    let entry = DeviceEntry::idle(region, Event::recorded());
+                    state.device_entries[device_entry] = Some(entry);
+                    host_entry
+                }
+                None => state.pipeline.copy_left(done.ticket),
+            };
             if let Some(entry) = host_entry {
                 // The copy was the only owner of a ring entry; a home stays shared.
                 state.host_entries[entry] = Arc::into_inner(done.source);
             }
-            state.device_entries[device_entry] = Some(DeviceEntry {
-                region: done.destination,
-                last_use: Event::recorded(),
-            });
             self.start(&mut state);
         }
         drop(state);
@@ -198,10 +211,14 @@ impl Shared {
         let began = Instant::now();
         let mut waited = false;
         loop {
-            let region = match state.pipeline.poll() {
-                Poll::Ready(Entry::Host(entry)) => state.host_entries[entry].take(),
+            let taken = match state.pipeline.poll() {
+                Poll::Ready(Entry::Host(entry)) => {
+                    let region = state.host_entries[entry].take();
+                    region.map(|region| (region, Event::recorded()))
+                }
                 Poll::Ready(Entry::Device(entry)) => {
-                    state.device_entries[entry].take().map(|entry| entry.region)
+                    let entry = state.device_entries[entry].take();
+                    entry.map(|entry| (entry.region, entry.ready))
                 }
                 Poll::Failed => {
                     let position = state.pipeline.consumer();
@@ -217,12 +234,13 @@ impl Shared {
                     continue;
                 }
             };
-            let Some(region) = region else {
+            let Some((region, ready)) = taken else {
                 unreachable!("a ready entry is at rest");
             };
             return Ok(Taken {
                 position: state.pipeline.lease(),
                 region,
+                ready,
                 waited: waited.then(|| began.elapsed()),
             });
         }
@@ -240,7 +258,7 @@ impl Shared {
         let entry = state.pipeline.entry_of(position);
         match (entry, executor) {
             (Entry::Device(entry), Executor::Device) => {
-                state.device_entries[entry] = Some(DeviceEntry { region, last_use });
+                state.device_entries[entry] = Some(DeviceEntry::idle(region, last_use));
             }
             (Entry::Host(entry), Executor::Host) => state.host_entries[entry] = Some(region),
             (entry, executor) => unreachable!("{executor:?} used {entry:?}"),
@@ -429,13 +447,22 @@ impl State {
         let Some(stream) = &self.links().stream else {
             unreachable!("the plan copies to a device that is not there");
         };
-        stream.copy(
+        let ordered = stream.copy_in_order(
             copy.position,
             source,
             destination.region,
             plan.groups[group].entry_bytes as usize,
             destination.last_use,
         );
+        if let Some(Ordered { destination, ready }) = ordered {
+            let entry = self.pipeline.copy_ordered(copy.position);
+            self.device_entries[entry] = Some(DeviceEntry {
+                region: destination,
+                // The copy waits for the use before it; the next copy comes after this one on the same stream.
+                last_use: Event::recorded(),
+                ready,
+            });
+        }
     }
 }
 

@@ -1,0 +1,111 @@
+//! Small things that cross the link with a step: positions, page tables and embedding rows on their way to a CUDA
+//! device, logits on their way back.
+//!
+//! They pass through page-locked memory, in the order of the compute stream. The host does not wait for what it sends, and
+//! what has been handed to the stream stays untouched until the stream is done.
+
+#![expect(
+    unsafe_code,
+    reason = "gives a stream addresses inside a region that this value owns"
+)]
+
+use super::Region;
+use super::cuda::{CudaDevice, CudaError};
+use std::sync::Arc;
+
+/// Each thing starts on such a boundary: what the widest load of a kernel asks for.
+const ALIGNMENT: usize = 256;
+
+/// A region of the host arena, used from its start once a step. Lives on the engine thread.
+pub struct Crossing {
+    region: Region,
+    device: Arc<CudaDevice>,
+    used: usize,
+}
+
+impl Crossing {
+    pub fn new(region: Region, device: Arc<CudaDevice>) -> Crossing {
+        Crossing {
+            region,
+            device,
+            used: 0,
+        }
+    }
+
+    /// Copies `bytes` and gives the compute stream their way to `offset` of a region on the device.
+    ///
+    /// # Panics
+    /// When the plan left no room for them, or the destination is too short or not on this device.
+    pub fn upload(&mut self, bytes: &[u8], destination: &mut Region, offset: usize) {
+        assert_on(&self.device, destination);
+        let to = destination.span().part(offset, bytes.len());
+        let from = self.take(bytes.len());
+        self.region.bytes_mut()[from..from + bytes.len()].copy_from_slice(bytes);
+        let source = self.region.bytes()[from..].as_ptr();
+        let address = destination.arena().address(to);
+        // SAFETY: the source lies in the region, of which `take` gives no byte twice before `synchronise`; the
+        // destination lies in its region, which is borrowed exclusively, and later users are ordered by the same stream.
+        unsafe {
+            self.device.compute_to_device(source, address, bytes.len());
+        }
+    }
+
+    /// The `bytes` bytes at `offset` of a region on the device, as they are when the compute stream has done everything that
+    /// it was given: waits for that, and reports the device's first failure.
+    ///
+    /// # Panics
+    /// When the plan left no room for them, or the source is too short or not on this device.
+    pub fn fetch(
+        &mut self,
+        source: &Region,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<&[u8], CudaError> {
+        assert_on(&self.device, source);
+        let from = source.arena().address(source.span().part(offset, bytes));
+        let to = self.take(bytes);
+        let destination = self.region.bytes_mut()[to..].as_mut_ptr();
+        // SAFETY: as in `upload`, the other way; the bytes are lent out below, when the stream is done.
+        unsafe { self.device.compute_from_device(from, destination, bytes) };
+        self.synchronise()?;
+        Ok(&self.region.bytes()[to..to + bytes])
+    }
+
+    /// Waits until the compute stream has done everything, and reports the device's first failure. All room is free again.
+    pub fn synchronise(&mut self) -> Result<(), CudaError> {
+        self.used = 0;
+        self.device.synchronise()
+    }
+
+    /// Room that the stream does not use. Where all is in use, the host waits: a step in which the host multiplies by many
+    /// groups sends more than one plan's room.
+    fn take(&mut self, bytes: usize) -> usize {
+        let room = self.region.bytes_total();
+        assert!(
+            bytes <= room,
+            "{bytes} bytes cross the link at once, and the plan has room for {room}"
+        );
+        if self.used + bytes > room {
+            // A failure is reported by the step's end.
+            let _ = self.synchronise();
+        }
+        let start = self.used;
+        self.used = (start + bytes).next_multiple_of(ALIGNMENT).min(room);
+        start
+    }
+}
+
+impl Drop for Crossing {
+    fn drop(&mut self) {
+        // The region is used by the stream until it is done. A failure has been noted already.
+        drop(self.synchronise());
+    }
+}
+
+fn assert_on(device: &Arc<CudaDevice>, region: &Region) {
+    let on = region.cuda();
+    assert!(
+        on.is_some_and(|on| Arc::ptr_eq(on, device)),
+        "a region of {on:?} where one of {device:?} belongs"
+    );
+}

@@ -1,0 +1,319 @@
+//! A CUDA device: its context, the stream that computes and the stream that copies.
+//!
+//! The driver's library is looked for when a device is opened, so that one executable serves with and without a GPU.
+//! Nothing here is allocated by the way: the arenas take their memory once, and all that follows moves bytes and orders
+//! streams. Any thread may call; each call makes the context current on its thread.
+//!
+//! A GPU computes later than it is told to, and a failure shows at a later call, perhaps on another thread. So the
+//! first failure of any call is kept, and whoever needs to know that a step's results are right asks `synchronise`,
+//! which reports it.
+
+#![expect(
+    unsafe_code,
+    reason = "calls the CUDA driver with addresses of arenas, whose life and bounds are shown at each call"
+)]
+
+use super::Event;
+use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
+use std::sync::{Arc, OnceLock};
+
+/// Left free on the device where `--device-memory` is `auto`: what the driver takes for the context, its kernels and its
+/// stacks beyond what it has taken when it is asked, and a screen that may be attached.
+pub const DEVICE_RESERVE_BYTES: u64 = 512 << 20;
+
+/// Why the device cannot be used, or can no longer be.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CudaError {
+    #[error("libcuda.so.1 is not found; it comes with the driver of an NVIDIA card")]
+    NoDriver,
+    #[error("open CUDA device {ordinal}: {why}")]
+    Open { ordinal: usize, why: String },
+    #[error("the CUDA driver failed to {action}: {why}")]
+    Call { action: &'static str, why: String },
+}
+
+/// One opened device.
+pub struct CudaDevice {
+    context: Arc<CudaContext>,
+    compute: Arc<CudaStream>,
+    copies: Arc<CudaStream>,
+    name: String,
+    first_failure: OnceLock<CudaError>,
+}
+
+impl CudaDevice {
+    /// Opens the device with this number, in the driver's order.
+    pub fn open(ordinal: usize) -> Result<Arc<CudaDevice>, CudaError> {
+        // SAFETY: loads the driver's library, if there is one, and lets it go; the library's initialisers are the
+        // driver's own.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(CudaError::NoDriver);
+        }
+        let refused = |error: DriverError| CudaError::Open {
+            ordinal,
+            why: in_words(error),
+        };
+        let context = CudaContext::new(ordinal).map_err(refused)?;
+        // SAFETY: cudarc's slices, which tracking is for, are not used: arenas lend addresses, and streams are ordered
+        // by the events of rings. With tracking, each launch would wait for the other stream.
+        unsafe { context.disable_event_tracking() };
+        Ok(Arc::new(CudaDevice {
+            compute: context.new_stream().map_err(refused)?,
+            copies: context.new_stream().map_err(refused)?,
+            name: context.name().map_err(refused)?,
+            context,
+            first_failure: OnceLock::new(),
+        }))
+    }
+
+    /// What the driver calls it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn ordinal(&self) -> usize {
+        self.context.ordinal()
+    }
+
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.context
+    }
+
+    /// The stream on which kernels are launched, in the order of a step.
+    pub fn compute_stream(&self) -> &Arc<CudaStream> {
+        &self.compute
+    }
+
+    /// Free and total bytes of device memory.
+    pub fn memory_bytes(&self) -> Result<(u64, u64), CudaError> {
+        let (free, total) = self
+            .context
+            .mem_get_info()
+            .map_err(|error| call("ask for free memory", error))?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// The event of all that was given to the compute stream so far.
+    pub fn record_compute(&self) -> Event {
+        self.record(&self.compute, "record an event of the compute stream")
+    }
+
+    /// What is given to the compute stream from now on waits for `event`. Does not block.
+    pub fn compute_waits_for(&self, event: &Event) {
+        self.wait_on_stream(&self.compute, event);
+    }
+
+    /// Waits until all that was given to the compute stream is done, and reports the first failure of the device.
+    pub fn synchronise(&self) -> Result<(), CudaError> {
+        let waited = self.compute.synchronize();
+        self.noted("finish the computation", waited);
+        self.first_failure()
+    }
+
+    /// The first failure of a call whose caller could do nothing about it.
+    pub fn first_failure(&self) -> Result<(), CudaError> {
+        match self.first_failure.get() {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn copy_waits_for(&self, event: &Event) {
+        self.wait_on_stream(&self.copies, event);
+    }
+
+    pub(super) fn record_copies(&self) -> Event {
+        self.record(&self.copies, "record an event of the copy stream")
+    }
+
+    /// Gives the copy stream a copy to the device.
+    ///
+    /// # Safety
+    /// Until an event that is recorded after this call is complete, nobody writes the `bytes` bytes at `source`, and
+    /// nobody but this stream uses those at `destination`, an address in an arena on this device.
+    pub(super) unsafe fn copy_to_device(&self, source: *const u8, destination: u64, bytes: usize) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.upload(&self.copies, source, destination, bytes) };
+    }
+
+    /// Gives the compute stream a copy to the device.
+    ///
+    /// # Safety
+    /// As for `copy_to_device`; kernels that were launched before may still use the destination, those launched after
+    /// see what is copied.
+    pub(super) unsafe fn compute_to_device(
+        &self,
+        source: *const u8,
+        destination: u64,
+        bytes: usize,
+    ) {
+        // SAFETY: by the caller's promise.
+        unsafe { self.upload(&self.compute, source, destination, bytes) };
+    }
+
+    unsafe fn upload(
+        &self,
+        stream: &CudaStream,
+        source: *const u8,
+        destination: u64,
+        bytes: usize,
+    ) {
+        if bytes == 0 {
+            return;
+        }
+        let given = self.context.bind_to_thread().and_then(|()| {
+            // SAFETY: the caller promises that the source stays as it is until the copy is over.
+            unsafe {
+                let source = std::slice::from_raw_parts(source, bytes);
+                result::memcpy_htod_async(destination, source, stream.cu_stream())
+            }
+        });
+        self.noted("copy to the device", given);
+    }
+
+    /// Gives the compute stream a copy from the device.
+    ///
+    /// # Safety
+    /// Until `synchronise` has returned nobody else uses the `bytes` bytes at `destination`; those at `source` lie in an
+    /// arena on this device.
+    pub(super) unsafe fn compute_from_device(
+        &self,
+        source: u64,
+        destination: *mut u8,
+        bytes: usize,
+    ) {
+        if bytes == 0 {
+            return;
+        }
+        let given = self.context.bind_to_thread().and_then(|()| {
+            // SAFETY: the caller lends the destination until the copy is over.
+            unsafe {
+                let destination = std::slice::from_raw_parts_mut(destination, bytes);
+                result::memcpy_dtoh_async(destination, source, self.compute.cu_stream())
+            }
+        });
+        self.noted("copy from the device", given);
+    }
+
+    /// Gives the compute stream the order to fill memory with a byte.
+    ///
+    /// # Safety
+    /// The `bytes` bytes at `address` lie in an arena on this device, and only the compute stream uses them.
+    pub(super) unsafe fn fill(&self, address: u64, value: u8, bytes: usize) {
+        let given = self.context.bind_to_thread().and_then(|()| {
+            // SAFETY: by the caller's promise.
+            unsafe { result::memset_d8_async(address, value, bytes, self.compute.cu_stream()) }
+        });
+        self.noted("fill device memory", given);
+    }
+
+    /// Takes device memory. It is given back by `release` only.
+    pub(super) fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
+        let allocated = self.context.bind_to_thread().and_then(|()| {
+            // SAFETY: the context is current; the address is kept by the arena, which releases it once.
+            unsafe { result::malloc_sync(bytes) }
+        });
+        allocated.map_err(|error| call("allocate device memory", error))
+    }
+
+    /// # Safety
+    /// `address` is from `allocate` and is not used any more, by streams neither.
+    pub(super) unsafe fn release(&self, address: u64) {
+        let freed = self
+            .context
+            .bind_to_thread()
+            // SAFETY: by the caller's promise.
+            .and_then(|()| unsafe { result::free_sync(address) });
+        self.noted("free device memory", freed);
+    }
+
+    /// Locks memory of this process to its pages, so that the device copies from it by itself.
+    ///
+    /// # Safety
+    /// The `bytes` bytes at `start` are mapped, and stay so until `unlock_pages(start)`.
+    pub(super) unsafe fn lock_pages(&self, start: *mut u8, bytes: usize) -> Result<(), CudaError> {
+        let locked = self.context.bind_to_thread().and_then(|()| {
+            // SAFETY: by the caller's promise; the flag makes the pages known to every context.
+            unsafe {
+                sys::cuMemHostRegister_v2(start.cast(), bytes, sys::CU_MEMHOSTREGISTER_PORTABLE)
+                    .result()
+            }
+        });
+        locked.map_err(|error| call("lock memory to its pages", error))
+    }
+
+    /// # Safety
+    /// `start` was given to `lock_pages`, and no copy from or to there is under way.
+    pub(super) unsafe fn unlock_pages(&self, start: *mut u8) {
+        let unlocked = self
+            .context
+            .bind_to_thread()
+            // SAFETY: by the caller's promise.
+            .and_then(|()| unsafe { sys::cuMemHostUnregister(start.cast()).result() });
+        self.noted("unlock memory from its pages", unlocked);
+    }
+
+    fn record(&self, stream: &CudaStream, action: &'static str) -> Event {
+        match stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)) {
+            Ok(event) => Event::of_device(event),
+            Err(error) => {
+                // Nothing is computed any more; `synchronise` says why.
+                self.noted(action, Err(error));
+                Event::recorded()
+            }
+        }
+    }
+
+    fn wait_on_stream(&self, stream: &CudaStream, event: &Event) {
+        match event.device_event() {
+            Some(event) => self.noted("wait for an event", stream.wait(event)),
+            // What another thread of the host does cannot be waited for by a stream.
+            None => event.wait(),
+        }
+    }
+
+    /// Waits for an event of this device.
+    pub(super) fn wait(&self, event: &Event) {
+        match event.device_event() {
+            Some(event) => self.noted("wait for a copy", event.synchronize()),
+            None => event.wait(),
+        }
+    }
+
+    fn noted(&self, action: &'static str, outcome: Result<(), DriverError>) {
+        if let Err(error) = outcome {
+            let failure = call(action, error);
+            if self.first_failure.set(failure.clone()).is_ok() {
+                tracing::error!(
+                    "{failure}; the device computes nothing any more, restart the server"
+                );
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for CudaDevice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("CudaDevice")
+            .field("ordinal", &self.ordinal())
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+fn call(action: &'static str, error: DriverError) -> CudaError {
+    CudaError::Call {
+        action,
+        why: in_words(error),
+    }
+}
+
+/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
+fn in_words(error: DriverError) -> String {
+    let name = format!("{:?}", error.0);
+    match error.error_string() {
+        Ok(text) => format!("{name}: {}", text.to_string_lossy()),
+        Err(_) => name,
+    }
+}

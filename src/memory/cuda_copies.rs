@@ -1,0 +1,166 @@
+//! Copies from the host arena to the arena on a CUDA device, by the device's copy stream.
+//!
+//! A copy is given to the stream by the thread that asks for it, at once: the stream waits for the last use of the
+//! destination, copies, and records the event that the next use waits for. None of that blocks. A thread of this module
+//! waits for each of these events in order and reports the copy, so that its source may be written again.
+
+#![expect(
+    unsafe_code,
+    reason = "gives a stream addresses of arenas that regions in flight keep alive"
+)]
+
+use super::arena::{Arena, Span};
+use super::cuda::CudaDevice;
+use super::event::Event;
+use super::stream::COPIES_QUEUED_MAX;
+use super::{AbortOnPanic, TransferTotals};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A handle; may be used from any thread. Dropping it waits for every copy.
+pub(super) struct CudaCopies {
+    device: Arc<CudaDevice>,
+    /// `None` only while it is dropped. Callers keep one copy per ring entry, so they never see the channel full.
+    queue: Option<SyncSender<Queued>>,
+    thread: Option<JoinHandle<()>>,
+    totals: Arc<Mutex<Totals>>,
+}
+
+/// A copy that the stream has been given.
+struct Queued {
+    ticket: u64,
+    bytes: usize,
+    queued: Instant,
+    /// The event of the last use of the destination: the copy does not start before it.
+    after: Event,
+    ready: Event,
+}
+
+#[derive(Default)]
+struct Totals {
+    done: TransferTotals,
+    busy_since: Option<Instant>,
+}
+
+impl CudaCopies {
+    /// `on_done` is called on the waiting thread with the ticket of each copy that is over; it may start copies and must
+    /// not block.
+    ///
+    /// # Panics
+    /// When the system has no thread left.
+    pub(super) fn start(device: Arc<CudaDevice>, on_done: Box<dyn Fn(u64) + Send>) -> CudaCopies {
+        let (queue, queued) = sync_channel(COPIES_QUEUED_MAX);
+        let totals = Arc::<Mutex<Totals>>::default();
+        let thread = std::thread::Builder::new()
+            .name("strata-copy".to_owned())
+            .spawn({
+                let (device, totals) = (Arc::clone(&device), Arc::clone(&totals));
+                move || {
+                    let _guard = AbortOnPanic;
+                    report(&device, &queued, &totals, &on_done);
+                }
+            })
+            .unwrap_or_else(|error| panic!("start the copy thread: {error}"));
+        CudaCopies {
+            device,
+            queue: Some(queue),
+            thread: Some(thread),
+            totals,
+        }
+    }
+
+    /// Gives the stream a copy and returns the event that is complete when the destination holds the bytes. From now
+    /// until then nobody writes the source; from `after` until then nobody uses the destination.
+    ///
+    /// # Panics
+    /// When the spans differ in length or lie outside their arenas.
+    pub(super) fn copy(
+        &self,
+        ticket: u64,
+        (source, from): (&Arena, Span),
+        (destination, to): (&Arena, Span),
+        after: &Event,
+    ) -> Event {
+        assert_eq!(from.bytes, to.bytes, "one length");
+        let queued = Instant::now();
+        self.device.copy_waits_for(after);
+        // One copy does not cross the border of what is locked to its pages.
+        let locked = source
+            .page_locked_bytes()
+            .saturating_sub(from.offset)
+            .min(from.bytes);
+        for (offset, bytes) in [(0, locked), (locked, from.bytes - locked)] {
+            let pointer = source.pointer(from.part(offset, bytes));
+            let address = destination.address(to.part(offset, bytes));
+            // SAFETY: both spans were found inside their arenas, which regions in flight keep alive; the caller lends the
+            // source and the destination until the event below is complete.
+            unsafe { self.device.copy_to_device(pointer, address, bytes) };
+        }
+        let ready = self.device.record_copies();
+        let copy = Queued {
+            ticket,
+            bytes: from.bytes,
+            queued,
+            after: after.clone(),
+            ready: ready.clone(),
+        };
+        let Some(queue) = &self.queue else {
+            unreachable!("the stream is in use while it is dropped");
+        };
+        assert!(queue.send(copy).is_ok(), "the copy thread ended early");
+        ready
+    }
+
+    /// Bytes copied, and the time during which a copy was under way (waits for last uses left out).
+    pub(super) fn totals(&self) -> TransferTotals {
+        let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = totals
+            .busy_since
+            .map_or(Duration::ZERO, |since| since.elapsed());
+        TransferTotals {
+            bytes: totals.done.bytes,
+            busy: totals.done.busy + running,
+        }
+    }
+}
+
+impl Drop for CudaCopies {
+    fn drop(&mut self) {
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            // A thread that panicked has ended the process already.
+            drop(thread.join());
+        }
+    }
+}
+
+/// The life of the waiting thread: ends when the handle is gone and every copy has been reported.
+fn report(
+    device: &CudaDevice,
+    queued: &Receiver<Queued>,
+    totals: &Mutex<Totals>,
+    on_done: &(dyn Fn(u64) + Send),
+) {
+    let lock = || totals.lock().unwrap_or_else(PoisonError::into_inner);
+    // Copies run one after the other: each starts when it was asked for, when the one before is over, or when its
+    // destination is free, whichever is last.
+    let mut free_since = Instant::now();
+    for copy in queued {
+        if !copy.after.is_complete() {
+            device.wait(&copy.after);
+            free_since = Instant::now();
+        }
+        lock().busy_since = Some(free_since.max(copy.queued));
+        device.wait(&copy.ready);
+        free_since = Instant::now();
+        let mut totals = lock();
+        totals.done.bytes += copy.bytes as u64;
+        if let Some(since) = totals.busy_since.take() {
+            totals.done.busy += since.elapsed();
+        }
+        drop(totals);
+        on_done(copy.ticket);
+    }
+}

@@ -1,0 +1,536 @@
+//! Steps that a CUDA device computes: kernels over addresses in its arena. The host gives the orders and waits for the
+//! end of the step only; where a group rests with the host, the host multiplies by it, and inputs and outputs cross.
+//!
+//! All values of a step are places in the arena's scratch, given out from its start in every step; below them lie the
+//! vectors that every step reads. The plan counted them, so that running out is a bug.
+
+use super::host::HostCompute;
+use super::matrix::{Matrix, Slice, Walk};
+use super::step::{Input, LayerCache, Norm, Values};
+use super::{Batch, StepError};
+use crate::kernels::cuda::{
+    AddBias, AddRmsNorm, Attention, CudaKernels, DequantiseRows, DeviceAddress, DeviceMatrix,
+    DevicePages, DeviceRuns, GatherRows, InputForm, KernelError, MatrixProduct, PagePrecision,
+    QuantiseRows, Rope, SiluMul, StoreKv, quantised_input_bytes,
+};
+use crate::kernels::{
+    self, Activations, ComputePool, MatrixView, OutputRows, Product, RopeAngles, RopePairs,
+};
+use crate::memory::{Crossing, CudaDevice, CudaError, MemoryError, Region};
+use crate::placement::{KvType, Plan, Tier};
+use crate::weights::{Arenas, GatheredRows, Lease, Pass};
+use std::sync::Arc;
+
+/// Every buffer starts on such a boundary.
+const ALIGNMENT: usize = 256;
+const F32_BYTES: usize = size_of::<f32>();
+
+/// A place in the scratch of a CUDA device: f32.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceValues {
+    /// In bytes, from the start of the scratch.
+    offset: usize,
+    count: usize,
+}
+
+/// What kernels are told of the step under way; offsets in the scratch.
+#[derive(Clone, Copy, Debug, Default)]
+struct Told {
+    width: usize,
+    positions: usize,
+    runs: usize,
+    starts: usize,
+    table: usize,
+    angles: usize,
+    rotated_pairs: usize,
+}
+
+/// A CUDA device as the one who computes steps.
+pub(super) struct CudaCompute {
+    device: Arc<CudaDevice>,
+    kernels: CudaKernels,
+    // Dropped before what it copies from and to: it waits for the device.
+    crossing: Crossing,
+    scratch: Region,
+    /// Vectors end here, and the values of a step begin.
+    vectors_end: usize,
+    used: usize,
+    /// The 8-bit forms of a product's input, in blocks of 32 and of 256, offset and bytes: one after the other uses them.
+    quantised: [Option<(usize, usize)>; 2],
+    told: Told,
+    host: HostCompute,
+}
+
+impl CudaCompute {
+    pub(super) fn new(
+        plan: &Plan,
+        arenas: &Arenas,
+        device: &Arc<CudaDevice>,
+        pool: ComputePool,
+    ) -> Result<CudaCompute, StepError> {
+        let split = plan.device_split.unwrap_or_default();
+        let crossing = arenas.scratch_region(Tier::Host, plan.crossing_bytes)?;
+        Ok(CudaCompute {
+            device: Arc::clone(device),
+            kernels: CudaKernels::load(device.context())?,
+            crossing: Crossing::new(crossing, Arc::clone(device)),
+            scratch: arenas.scratch_region(Tier::Device, split.scratch)?,
+            vectors_end: 0,
+            used: 0,
+            quantised: [None; 2],
+            told: Told::default(),
+            host: HostCompute { pool },
+        })
+    }
+
+    /// A vector that all steps read. Before the first step only.
+    pub(super) fn vector(&mut self, floats: &[f32]) -> Result<Values, StepError> {
+        let values = self.take_values(floats.len());
+        self.vectors_end = self.used;
+        self.upload(bytemuck::cast_slice(floats), values.offset);
+        Ok(Values::Device(values))
+    }
+
+    /// Tells the device of a step. What the step before, which may have failed, left on its way is done with first.
+    pub(super) fn begin(
+        &mut self,
+        batch: &Batch<'_>,
+        angles: &RopeAngles,
+    ) -> Result<(), StepError> {
+        self.synchronise()?;
+        self.used = self.vectors_end;
+        self.quantised = [None; 2];
+        let (mut positions, mut runs) = (Vec::new(), Vec::new());
+        let (mut starts, mut table) = (Vec::new(), Vec::new());
+        for (index, run) in (0u32..).zip(&batch.runs) {
+            starts.push(table.len() as u32);
+            table.extend(run.pages.iter().map(|page| page.0));
+            positions.extend((run.position..).take(run.tokens.len()));
+            runs.extend(run.tokens.iter().map(|_| index));
+        }
+        self.told = Told {
+            width: positions.len(),
+            positions: self.send(&positions),
+            runs: self.send(&runs),
+            starts: self.send(&starts),
+            table: self.send(&table),
+            angles: self.send(angles.rotations()),
+            rotated_pairs: angles.pairs(),
+        };
+        Ok(())
+    }
+
+    pub(super) fn synchronise(&mut self) -> Result<(), StepError> {
+        Ok(self.crossing.synchronise()?)
+    }
+
+    pub(super) fn values(&mut self, rows: usize, columns: usize) -> Result<Values, StepError> {
+        Ok(Values::Device(self.take_values(rows * columns)))
+    }
+
+    /// Stored rows of a matrix, `[rows, columns]`, from where they rest.
+    pub(super) fn dequantise(
+        &mut self,
+        matrix: &Matrix,
+        rows: &GatheredRows,
+    ) -> Result<Values, StepError> {
+        let row_bytes = matrix.kind.row_bytes(matrix.columns as u64).unwrap_or(0) as usize;
+        let count = rows.bytes.len() / row_bytes.max(1);
+        let stored = self.send(&rows.bytes);
+        let here = self.address(stored).0;
+        let mut addresses: Vec<u64> = (0..count as u64)
+            .map(|row| here + row * row_bytes as u64)
+            .collect();
+        for &(row, address) in &rows.on_device {
+            addresses[row] = address;
+        }
+        let addresses = self.send(&addresses);
+        let output = self.take_values(count * matrix.columns);
+        self.kernels.dequantise_rows(
+            self.device.compute_stream(),
+            &DequantiseRows {
+                kind: matrix.kind,
+                addresses: self.address(addresses),
+                output: self.address(output.offset),
+                rows: count,
+                columns: matrix.columns,
+            },
+        )?;
+        Ok(Values::Device(output))
+    }
+
+    pub(super) fn add_and_normalise(
+        &self,
+        x: &Values,
+        delta: Option<&Values>,
+        norm: &Norm<'_>,
+        h: &Values,
+    ) -> Result<(), StepError> {
+        let count = norm.rows * norm.columns;
+        let delta = delta.map(|delta| self.address_of(delta, count));
+        self.kernels.add_rms_norm(
+            self.device.compute_stream(),
+            &AddRmsNorm {
+                x: self.address_of(x, count),
+                delta,
+                weight: self.address_of(norm.weight, norm.columns),
+                output: self.address_of(h, count),
+                columns: norm.columns,
+                tokens: norm.rows,
+                epsilon: norm.epsilon,
+            },
+        )?;
+        Ok(())
+    }
+
+    pub(super) fn multiply<const N: usize>(
+        &mut self,
+        pass: &mut Pass<'_>,
+        x: &Input<'_>,
+        products: [(&Matrix, &Values); N],
+    ) -> Result<(), StepError> {
+        let mut on_host = None;
+        let mut forms = [None; 2];
+        let mut walk = Walk::new(products.map(|(matrix, _)| matrix));
+        while let Some((group, slices)) = walk.next() {
+            let lease = pass.lease(group)?;
+            for ((matrix, out), slice) in products.into_iter().zip(slices) {
+                let Some(slice) = slice else { continue };
+                let Some(address) = lease.device_part(slice.part) else {
+                    let x = match on_host.take() {
+                        Some(floats) => floats,
+                        None => self.bring(x.values, x.rows * x.columns)?,
+                    };
+                    self.multiply_on_host(lease, (matrix, slice), &x, out)?;
+                    on_host = Some(x);
+                    continue;
+                };
+                let input = self.input(x, InputForm::of(matrix.kind), &mut forms)?;
+                let count = x.rows * matrix.rows;
+                self.kernels.matmul(
+                    self.device.compute_stream(),
+                    &MatrixProduct {
+                        weight: DeviceMatrix {
+                            kind: matrix.kind,
+                            rows: slice.rows,
+                            columns: matrix.columns,
+                            address: DeviceAddress(address),
+                        },
+                        input,
+                        tokens: x.rows,
+                        output: self.address_of(out, count),
+                        stride: matrix.rows,
+                        first_column: slice.first_row,
+                    },
+                )?;
+            }
+        }
+        for (matrix, out) in products {
+            let Some(bias) = &matrix.bias else { continue };
+            self.kernels.add_bias(
+                self.device.compute_stream(),
+                &AddBias {
+                    y: self.address_of(out, x.rows * matrix.rows),
+                    bias: self.address_of(bias, matrix.rows),
+                    columns: matrix.rows,
+                    tokens: x.rows,
+                },
+            )?;
+        }
+        Ok(())
+    }
+
+    /// The input in the form that a product reads it in, made when the first asks for it.
+    fn input(
+        &mut self,
+        x: &Input<'_>,
+        form: InputForm,
+        made: &mut [Option<DeviceAddress>; 2],
+    ) -> Result<DeviceAddress, StepError> {
+        let floats = self.address_of(x.values, x.rows * x.columns);
+        let which = match form {
+            InputForm::Floats => return Ok(floats),
+            InputForm::Blocks32 => 0,
+            InputForm::Blocks256 => 1,
+        };
+        if let Some(address) = made[which] {
+            return Ok(address);
+        }
+        let bytes = quantised_input_bytes(form, x.columns, x.rows) as usize;
+        let offset = match self.quantised[which] {
+            Some((offset, room)) if room >= bytes => offset,
+            _ => {
+                let offset = self.take(bytes);
+                self.quantised[which] = Some((offset, bytes));
+                offset
+            }
+        };
+        let output = self.address(offset);
+        self.kernels.quantise_rows(
+            self.device.compute_stream(),
+            &QuantiseRows {
+                form,
+                input: floats,
+                output,
+                columns: x.columns,
+                tokens: x.rows,
+            },
+        )?;
+        made[which] = Some(output);
+        Ok(output)
+    }
+
+    /// Values of the device as they are when everything given to it is done.
+    fn bring(&mut self, values: &Values, count: usize) -> Result<Vec<f32>, StepError> {
+        let place = values.device();
+        assert!(count <= place.count, "{count} of {place:?}");
+        let bytes = count * F32_BYTES;
+        let fetched = self.crossing.fetch(&self.scratch, place.offset, bytes)?;
+        Ok(bytemuck::pod_collect_to_vec(fetched))
+    }
+
+    /// The host multiplies by rows that rest with it, and sends what comes out.
+    fn multiply_on_host(
+        &mut self,
+        lease: &Lease<'_>,
+        (matrix, slice): (&Matrix, &Slice),
+        x: &[f32],
+        out: &Values,
+    ) -> Result<(), StepError> {
+        let rows = x.len() / matrix.columns;
+        let mut floats = vec![0.0; rows * slice.rows];
+        let mut product = [Product {
+            weight: MatrixView {
+                kind: matrix.kind,
+                rows: slice.rows,
+                columns: matrix.columns,
+                bytes: lease.part(slice.part),
+            },
+            out: OutputRows {
+                data: &mut floats,
+                stride: slice.rows,
+                first_column: 0,
+            },
+        }];
+        let x = Activations::new(x, rows, matrix.columns);
+        kernels::matmul_all(&self.host.pool, &x, &mut product);
+        let place = *out.device();
+        for (row, floats) in floats.chunks_exact(slice.rows).enumerate() {
+            let start = row * matrix.rows + slice.first_row;
+            assert!(start + slice.rows <= place.count, "row {row} of {place:?}");
+            self.upload(
+                bytemuck::cast_slice(floats),
+                place.offset + start * F32_BYTES,
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn rope(
+        &self,
+        x: &Values,
+        heads: usize,
+        length: usize,
+        pairs: RopePairs,
+    ) -> Result<(), StepError> {
+        let told = self.told;
+        self.kernels.rope(
+            self.device.compute_stream(),
+            &Rope {
+                x: self.address_of(x, told.width * heads * length),
+                rotations: self.address(told.angles),
+                tokens: told.width,
+                heads,
+                head_length: length,
+                rotated_pairs: told.rotated_pairs,
+                pairs,
+            },
+        )?;
+        Ok(())
+    }
+
+    pub(super) fn store(
+        &self,
+        cache: &mut LayerCache<'_>,
+        key: &Values,
+        value: &Values,
+    ) -> Result<(), StepError> {
+        let shape = *cache.kv.shape(cache.layer);
+        let tokens = self.told.width;
+        self.kernels.store_kv(
+            self.device.compute_stream(),
+            &StoreKv {
+                shape,
+                pages: pages_of(cache),
+                runs: self.runs(),
+                tokens,
+                keys: self.address_of(key, tokens * shape.kv_heads * shape.key_length),
+                values: self.address_of(value, tokens * shape.kv_heads * shape.value_length),
+            },
+        )?;
+        Ok(())
+    }
+
+    pub(super) fn attend(
+        &self,
+        cache: &mut LayerCache<'_>,
+        query: &Values,
+        out: &Values,
+    ) -> Result<(), StepError> {
+        let shape = *cache.kv.shape(cache.layer);
+        let tokens = self.told.width;
+        self.kernels.attention(
+            self.device.compute_stream(),
+            &Attention {
+                shape,
+                pages: pages_of(cache),
+                runs: self.runs(),
+                tokens,
+                queries: self.address_of(query, tokens * shape.heads * shape.key_length),
+                output: self.address_of(out, tokens * shape.heads * shape.value_length),
+                scale: shape.scale(),
+            },
+        )?;
+        Ok(())
+    }
+
+    pub(super) fn silu_mul(
+        &self,
+        gate: &Values,
+        up: &Values,
+        count: usize,
+    ) -> Result<(), StepError> {
+        self.kernels.silu_mul(
+            self.device.compute_stream(),
+            &SiluMul {
+                gate: self.address_of(gate, count),
+                up: self.address_of(up, count),
+                count,
+            },
+        )?;
+        Ok(())
+    }
+
+    /// Rows of `x`, `[rows, columns]`, by number.
+    pub(super) fn select(
+        &mut self,
+        x: &Values,
+        columns: usize,
+        rows: &[u32],
+    ) -> Result<Values, StepError> {
+        let indices = self.send(rows);
+        let output = self.take_values(rows.len() * columns);
+        let most = rows.iter().max().map_or(0, |&row| row as usize + 1);
+        self.kernels.gather_rows(
+            self.device.compute_stream(),
+            &GatherRows {
+                x: self.address_of(x, most * columns),
+                indices: self.address(indices),
+                output: self.address(output.offset),
+                rows: rows.len(),
+                columns,
+            },
+        )?;
+        Ok(Values::Device(output))
+    }
+
+    pub(super) fn logits(
+        &mut self,
+        pass: &mut Pass<'_>,
+        head: &Matrix,
+        x: &Input<'_>,
+    ) -> Result<Vec<Vec<f32>>, StepError> {
+        let all = self.values(x.rows, head.rows)?;
+        self.multiply(pass, x, [(head, &all)])?;
+        let floats = self.bring(&all, x.rows * head.rows)?;
+        Ok(floats
+            .chunks_exact(head.rows)
+            .map(<[f32]>::to_vec)
+            .collect())
+    }
+
+    fn runs(&self) -> DeviceRuns {
+        DeviceRuns {
+            positions: self.address(self.told.positions),
+            runs: self.address(self.told.runs),
+            starts: self.address(self.told.starts),
+            table: self.address(self.told.table),
+        }
+    }
+
+    /// Sends numbers to a place of their own; gives its offset.
+    fn send<T: bytemuck::NoUninit>(&mut self, numbers: &[T]) -> usize {
+        let bytes = bytemuck::cast_slice(numbers);
+        let offset = self.take(bytes.len());
+        self.upload(bytes, offset);
+        offset
+    }
+
+    fn upload(&mut self, bytes: &[u8], offset: usize) {
+        self.crossing.upload(bytes, &mut self.scratch, offset);
+    }
+
+    fn take_values(&mut self, count: usize) -> DeviceValues {
+        DeviceValues {
+            offset: self.take(count * F32_BYTES),
+            count,
+        }
+    }
+
+    /// Takes bytes of the scratch until the end of the step; gives their offset.
+    fn take(&mut self, bytes: usize) -> usize {
+        let offset = self.used;
+        let end = (offset + bytes).next_multiple_of(ALIGNMENT);
+        assert!(
+            end <= self.scratch.bytes_total(),
+            "a step of {} tokens needs {end} bytes of scratch, and the plan has {}",
+            self.told.width,
+            self.scratch.bytes_total()
+        );
+        self.used = end;
+        offset
+    }
+
+    fn address(&self, offset: usize) -> DeviceAddress {
+        DeviceAddress(self.scratch.address() + offset as u64)
+    }
+
+    /// The address of values of which `count` are used.
+    fn address_of(&self, values: &Values, count: usize) -> DeviceAddress {
+        let place = values.device();
+        assert!(count <= place.count, "{count} of {place:?}");
+        self.address(place.offset)
+    }
+}
+
+/// Where a layer's part of the pages is.
+fn pages_of(LayerCache { kv, layer }: &LayerCache<'_>) -> DevicePages {
+    let (precision, element_bytes) = match kv.kind() {
+        KvType::F16 => (PagePrecision::F16, 2),
+        KvType::F32 => (PagePrecision::F32, 4),
+    };
+    let start = kv.region().address() + kv.layer_start(*layer) as u64 * element_bytes;
+    DevicePages {
+        start: DeviceAddress(start),
+        page_stride: kv.page_elements(),
+        precision,
+    }
+}
+
+impl From<KernelError> for StepError {
+    fn from(error: KernelError) -> StepError {
+        StepError::Numeric(error.to_string())
+    }
+}
+
+impl From<CudaError> for StepError {
+    fn from(error: CudaError) -> StepError {
+        StepError::Numeric(error.to_string())
+    }
+}
+
+impl From<MemoryError> for StepError {
+    fn from(error: MemoryError) -> StepError {
+        StepError::Numeric(error.to_string())
+    }
+}
