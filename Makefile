@@ -1,7 +1,7 @@
 # The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-checks model build demo serve test lint bench-server bench-peers clean-demo
+.PHONY: help setup setup-checks model cuda-compiler build build-cuda demo serve test lint bench-server bench-peers clean-demo
 
 PYTHON ?= python3
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -33,6 +33,12 @@ model: setup ## fetch SmolLM2-135M-Instruct (94 MiB, Apache-2.0) into models/
 build: setup ## build target/release/strata
 	cargo build $(CARGO_FLAGS)
 
+cuda-compiler: setup ## fetch nvcc of CUDA 13.0 into target/cuda, unless CUDA_HOME or NVCC names one
+	@$(PYTHON) scripts/fetch_cuda_compiler.py
+
+build-cuda: cuda-compiler ## build target/release/strata with the kernels of the CUDA device
+	cargo build $(CARGO_FLAGS) --features cuda
+
 demo: model build ## serve the model across three tiers, ask it something, check what was moved
 	@$(PYTHON) scripts/demo.py --strata $(STRATA) --model $(MODEL) -- $(FLAGS)
 
@@ -46,9 +52,13 @@ test: setup-checks ## all that CI runs: format, lints, tests, demo
 	@scripts/stage.sh format cargo fmt --all --check
 	@scripts/stage.sh scripts $(PYTHON) -m py_compile $(wildcard scripts/*.py benches/*.py)
 	@scripts/stage.sh model $(PYTHON) scripts/fetch_model.py
-	@scripts/stage.sh clippy cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
-	@scripts/stage.sh build cargo build $(CARGO_FLAGS)
-	@scripts/stage.sh tests cargo test $(CARGO_FLAGS)
+	@scripts/stage.sh nvcc $(PYTHON) scripts/fetch_cuda_compiler.py
+	@scripts/stage.sh clippy cargo clippy $(CARGO_FLAGS) --features cuda --workspace --all-targets -- -D warnings
+	@scripts/stage.sh build cargo build $(CARGO_FLAGS) --features cuda
+	@scripts/stage.sh tests cargo test $(CARGO_FLAGS) --features cuda
+	@scripts/stage.sh software-gpu cargo test $(CARGO_FLAGS) --package software-gpu
+	@scripts/stage.sh cuda-kernels scripts/on_software_gpu.sh cargo test $(CARGO_FLAGS) --features cuda --lib kernels::cuda
+	@scripts/stage.sh cuda scripts/on_software_gpu.sh cargo test $(CARGO_FLAGS) --features cuda --test cuda
 	@scripts/stage.sh demo $(PYTHON) scripts/demo.py --strata $(STRATA) --model $(MODEL) -- $(FLAGS)
 
 lint: setup-checks ## formatting, clippy and, where they are installed, cargo-deny and shellcheck

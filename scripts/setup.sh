@@ -23,6 +23,8 @@ install_packages() {
 missing=()
 have cc || missing+=(gcc libc6-dev)
 have "${PYTHON:-python3}" || missing+=(python3)
+# nvcc, with which the tests compile the kernels of the CUDA device, uses the machine's C++ compiler.
+[ "${1:-}" != --checks ] || have c++ || missing+=(g++)
 if [ "${#missing[@]}" -gt 0 ]; then
     can_install_packages || fail "missing: ${missing[*]}. On Debian or Ubuntu: sudo apt-get install ${missing[*]}"
     install_packages "${missing[@]}" || fail "could not install ${missing[*]}"

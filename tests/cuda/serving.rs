@@ -1,0 +1,85 @@
+//! The program on a CUDA device, asked over HTTP.
+
+use crate::client::Response;
+use crate::device::device;
+use crate::program::{Page, Program, get, post, wait_until_ready};
+use crate::run::smollm2;
+use serde_json::{Value, json};
+use std::path::Path;
+
+fn greedy(address: std::net::SocketAddr) -> Value {
+    let body = json!({
+        "prompt": "The capital of France is",
+        "max_tokens": 4,
+        "temperature": 0,
+        "logprobs": 3,
+    });
+    let response: Response = post(address, "/v1/completions", &body);
+    response.ok()["choices"][0].clone()
+}
+
+#[test]
+fn smollm2_over_http_with_the_log_probabilities_of_the_cpu() {
+    let Some(device) = device() else { return };
+    drop(device);
+    let model = smollm2();
+    let common = ["--context", "64", "--parallel", "1", "--step-width", "8"];
+    let flags = |own: &[&'static str]| [&common[..], own].concat();
+    let mut on_cpu = Program::serve(&model, &flags(&["--device", "cpu"]));
+    let on_device = [
+        "--device",
+        "cuda:0",
+        "--device-memory",
+        "48MiB",
+        "--host-memory",
+        "32MiB",
+    ];
+    let mut on_device = Program::serve(&model, &flags(&on_device));
+    let ask = |program: &mut Program| {
+        let address = program.address();
+        wait_until_ready(address);
+        (address, greedy(address))
+    };
+    let (_, expected) = ask(&mut on_cpu);
+    let (address, answer) = ask(&mut on_device);
+    assert_eq!(answer, expected, "text and log-probabilities");
+    let memory = get(address, "/memory").ok();
+    assert_eq!(memory["device"], "cuda");
+    let page = Page::of(address);
+    for way in [["storage", "host"], ["host", "device"]] {
+        let [from, to] = way;
+        let name = format!(r#"strata_transfer_bytes_total{{from="{from}",to="{to}"}}"#);
+        assert!(page.value(&name) > 0.0, "{name}");
+    }
+}
+
+#[test]
+fn a_budget_beyond_what_is_free_is_refused_with_both_figures() {
+    let Some(device) = device() else { return };
+    let (free, _) = device.cuda.memory_bytes().unwrap();
+    drop(device);
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama.gguf");
+    let wanted = (free >> 20) + 100_000;
+    let budget = format!("{wanted}MiB");
+    let mut program = Program::serve(&model, &["--device", "cuda:0", "--device-memory", &budget]);
+    assert_eq!(program.wait().code(), Some(2));
+    let log = program.whole_log();
+    assert!(
+        log.contains("--device-memory") && log.contains("free on the device"),
+        "{log}"
+    );
+}
+
+#[test]
+fn a_device_that_is_not_there_is_exit_code_2() {
+    let Some(device) = device() else { return };
+    drop(device);
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama.gguf");
+    let mut program = Program::serve(&model, &["--device", "cuda:77"]);
+    assert_eq!(program.wait().code(), Some(2));
+    let log = program.whole_log();
+    assert!(
+        log.contains("cuda:77") && log.contains("--device cpu"),
+        "{log}"
+    );
+}
