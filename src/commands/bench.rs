@@ -1,7 +1,7 @@
 //! `strata bench`: the engine's step, measured without a server.
 
 use super::Usage;
-use super::device::Device;
+use super::device::{Candidate, Device};
 use super::files::print;
 use super::load::{
     check_machine, compute_pool, model_path, pin_engine, plan_request, weights_settings,
@@ -72,7 +72,11 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
     let of_file = || path.display().to_string();
     let gguf = Gguf::open(path).with_context(of_file)?;
     let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
-    let device = Device::to_use(config)?;
+    let candidate = Candidate {
+        gguf: &gguf,
+        hyperparameters: &hyperparameters,
+    };
+    let device = Device::to_use(config, candidate)?;
     let request = plan_request(config, &hyperparameters, &device)?;
     // A plan that does not fit is refused with advice, which may be to make the context smaller.
     let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(|| {
@@ -81,7 +85,7 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
             path.display()
         )
     })?;
-    planned.cuda = device.cuda();
+    planned.gpu = device.gpu();
     let plan = Arc::clone(&planned.plan);
     check_machine(&plan)?;
     let step_width = plan.step_width;

@@ -2,10 +2,10 @@
 
 use super::Usage;
 use anyhow::bail;
-use std::sync::Arc;
 use strata::config::{Config, DeviceSetting, DeviceTier, FreeDeviceMemory, MemorySetting};
-use strata::kernels::cuda::{CudaKernels, KernelError};
-use strata::memory::{CudaDevice, DEVICE_RESERVE_BYTES};
+use strata::gguf::{Gguf, Hyperparameters};
+use strata::memory::DEVICE_RESERVE_BYTES;
+use strata::model::{Gpu, gpu_supports};
 use strata::placement::DeviceKind;
 
 /// The device that plans are made for and, where it is a GPU that was opened, models are loaded on.
@@ -13,38 +13,51 @@ use strata::placement::DeviceKind;
 pub(super) enum Device {
     Cpu,
     Emulated,
-    Cuda(Arc<CudaDevice>),
-    /// For a plan alone, with a budget that was given.
+    Cuda(Gpu),
+    /// For a plan alone.
     CudaElsewhere,
+}
+
+/// The model that a device is chosen for.
+#[derive(Clone, Copy)]
+pub(super) struct Candidate<'a> {
+    pub(super) gguf: &'a Gguf,
+    pub(super) hyperparameters: &'a Hyperparameters,
 }
 
 impl Device {
     /// The device to load a model on.
-    pub(super) fn to_use(config: &Config) -> anyhow::Result<Device> {
+    pub(super) fn to_use(config: &Config, model: Candidate<'_>) -> anyhow::Result<Device> {
         match config.device {
             DeviceSetting::Cpu => Ok(Device::Cpu),
             DeviceSetting::Emulated => Ok(Device::Emulated),
-            DeviceSetting::Cuda(ordinal) => match open(ordinal) {
-                Ok(device) => Ok(Device::Cuda(device)),
+            DeviceSetting::Cuda(ordinal) => match open(ordinal, model) {
+                Ok(gpu) => Ok(Device::Cuda(gpu)),
                 Err(why) => bail!(Usage(format!(
                     "--device cuda:{ordinal}: {why}; give --device cpu to do without"
                 ))),
             },
-            DeviceSetting::Auto => match open(0) {
-                Ok(device) => Ok(Device::Cuda(device)),
+            DeviceSetting::Auto => match open(0, model) {
+                Ok(gpu) => Ok(Device::Cuda(gpu)),
                 Err(why) => {
                     tracing::info!("the CPU computes: {why}");
+                    if config.device_memory != MemorySetting::Auto {
+                        tracing::warn!("device-memory has no effect: there is no device ({why})");
+                    }
                     Ok(Device::Cpu)
                 }
             },
         }
     }
 
-    /// The device to make a plan for: a GPU need not be there when its budget is given.
-    pub(super) fn to_plan_for(config: &Config) -> anyhow::Result<Device> {
+    /// The device to make a plan for: a GPU need not be there.
+    pub(super) fn to_plan_for(config: &Config, model: Candidate<'_>) -> anyhow::Result<Device> {
         match (config.device, config.device_memory) {
             (DeviceSetting::Cuda(_), MemorySetting::Bytes(_)) => Ok(Device::CudaElsewhere),
-            _ => Device::to_use(config),
+            (DeviceSetting::Cuda(ordinal), MemorySetting::Auto) => {
+                Ok(open(ordinal, model).map_or(Device::CudaElsewhere, Device::Cuda))
+            }
+            _ => Device::to_use(config, model),
         }
     }
 
@@ -61,8 +74,8 @@ impl Device {
             Device::Cpu => DeviceTier::None,
             Device::Emulated => DeviceTier::Emulated,
             Device::CudaElsewhere => DeviceTier::Gpu { free: None },
-            Device::Cuda(device) => {
-                let (free, _) = device.memory_bytes()?;
+            Device::Cuda(gpu) => {
+                let (free, _) = gpu.device.memory_bytes()?;
                 DeviceTier::Gpu {
                     free: Some(FreeDeviceMemory {
                         bytes: free,
@@ -73,18 +86,18 @@ impl Device {
         })
     }
 
-    pub(super) fn cuda(&self) -> Option<Arc<CudaDevice>> {
+    pub(super) fn gpu(&self) -> Option<Gpu> {
         match self {
-            Device::Cuda(device) => Some(Arc::clone(device)),
+            Device::Cuda(gpu) => Some(gpu.clone()),
             Device::Cpu | Device::Emulated | Device::CudaElsewhere => None,
         }
     }
 }
 
-/// The device, or in words what is missing.
-fn open(ordinal: u32) -> Result<Arc<CudaDevice>, String> {
-    if !CudaKernels::ARE_COMPILED_IN {
-        return Err(KernelError::NotCompiledIn.to_string());
-    }
-    CudaDevice::open(ordinal as usize).map_err(|error| error.to_string())
+/// The GPU, or in words why it does not serve for this model.
+fn open(ordinal: u32, model: Candidate<'_>) -> Result<Gpu, String> {
+    let gpu = Gpu::open(ordinal as usize).map_err(|error| error.to_string())?;
+    let supports = gpu_supports(model.gguf, model.hyperparameters);
+    supports.map_err(|why| format!("it cannot compute this model: {why}"))?;
+    Ok(gpu)
 }

@@ -1,6 +1,6 @@
 //! From a configuration to an engine that loads its model, and what else serving needs.
 
-use super::device::Device;
+use super::device::{Candidate, Device};
 use super::memory_report::{HeldWhileServing, MemoryView};
 use super::{Usage, one_line};
 use anyhow::{Context, bail};
@@ -53,10 +53,14 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         tokenizer: live[1].saturating_sub(live[0]) as u64,
         template: heap_live_bytes().saturating_sub(live[1]) as u64,
     };
-    let device = Device::to_use(config)?;
+    let candidate = Candidate {
+        gguf: &gguf,
+        hyperparameters: &hyperparameters,
+    };
+    let device = Device::to_use(config, candidate)?;
     let request = plan_request(config, &hyperparameters, &device)?;
     let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
-    planned.cuda = device.cuda();
+    planned.gpu = device.gpu();
     if tokenizer.vocabulary_size() > planned.hyperparameters.vocabulary_size as usize {
         bail!(
             "{}: the vocabulary has {} tokens and `token_embd.weight` {} rows; the file is damaged",
@@ -240,6 +244,7 @@ pub(super) fn plan_request(
             ExecutorSetting::Auto => ExecutorChoice::Auto,
             ExecutorSetting::Device => ExecutorChoice::Device,
             ExecutorSetting::Host => ExecutorChoice::Host,
+            ExecutorSetting::HostUpTo(width) => ExecutorChoice::HostUpTo(width),
         },
         map_file: !config.copy,
         rates,
@@ -292,7 +297,11 @@ pub(super) fn model_path(config: &Config) -> anyhow::Result<&Path> {
 pub(super) fn plan_of(config: &Config, path: &Path, gguf: Gguf) -> anyhow::Result<Arc<Plan>> {
     let of_file = || path.display().to_string();
     let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
-    let device = Device::to_plan_for(config)?;
+    let candidate = Candidate {
+        gguf: &gguf,
+        hyperparameters: &hyperparameters,
+    };
+    let device = Device::to_plan_for(config, candidate)?;
     let request = plan_request(config, &hyperparameters, &device)?;
     let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
     Ok(planned.plan)

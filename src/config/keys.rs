@@ -259,16 +259,26 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "executor",
-        value: "auto|device|host",
+        value: "auto|device|host|N",
         default: Some("auto"),
         server_only: false,
-        help: "Who multiplies by weights that do not rest on the device",
+        help: "Who multiplies by weights that do not rest on the device: N is the host in steps of up to N tokens and the \
+               device, to which they are copied, in wider ones; `auto` is the N from which copying is the faster on a \
+               GPU, and `device` on the emulated one",
         set: |config, text| {
             config.executor = match text {
                 "auto" => ExecutorSetting::Auto,
                 "device" => ExecutorSetting::Device,
                 "host" => ExecutorSetting::Host,
-                _ => return Err(not_one_of(text, "auto, device or host")),
+                _ => match integer(text, 1, 8192) {
+                    Ok(width) => ExecutorSetting::HostUpTo(width),
+                    Err(_) => {
+                        return Err(not_one_of(
+                            text,
+                            "auto, device, host or a number of tokens from 1 to 8192",
+                        ));
+                    }
+                },
             };
             Ok(())
         },

@@ -63,6 +63,8 @@ pub enum ExecutorSetting {
     Auto,
     Device,
     Host,
+    /// The host in steps of up to so many tokens, the device in wider ones.
+    HostUpTo(u32),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

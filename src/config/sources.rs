@@ -364,7 +364,8 @@ mod tests {
             ("slice", "1KiB", "64KiB to 4GiB"),
             ("ring-entries", "1", "from 2 to"),
             ("reader", "mmap", "io-uring"),
-            ("executor", "gpu", "device or host"),
+            ("executor", "gpu", "device, host or"),
+            ("executor", "0", "from 1 to 8192"),
         ] {
             check(None, &[], &[(key, value)], &[&format!("--{key}: "), part]);
         }

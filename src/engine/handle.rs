@@ -206,6 +206,7 @@ fn run_loop(step_loop: &mut StepLoop, shared: &Shared) {
     loop {
         match step_loop.turn(Instant::now()) {
             Turn::Stepped => {}
+            Turn::Lost => return,
             Turn::AllParked => shared.wait_for_change(PARKED_POLL),
             Turn::Idle if shared.is_shutting_down() => return,
             Turn::Idle => shared.wait_for_work(),

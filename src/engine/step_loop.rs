@@ -21,6 +21,8 @@ pub(super) struct StepLoop {
     scratch: Scratch,
     /// Shares of steps given out. The first is number 1.
     turns: u64,
+    /// The model computes nothing any more.
+    is_lost: bool,
 }
 
 /// However the loop ends, no client is left without a last event, and no page with an owner.
@@ -39,6 +41,8 @@ pub(super) enum Turn {
     AllParked,
     /// There is nothing to do.
     Idle,
+    /// The device that computes is lost: nothing will be done.
+    Lost,
 }
 
 impl StepLoop {
@@ -55,6 +59,7 @@ impl StepLoop {
             sequences: Vec::new(),
             scratch: Scratch::default(),
             turns: 0,
+            is_lost: false,
         };
         step_loop.publish_pages();
         step_loop
@@ -78,6 +83,10 @@ impl StepLoop {
         let started = Instant::now();
         self.step(&shares, now, started);
         self.deliver(now + started.elapsed());
+        if self.is_lost {
+            self.give_up_all(&Failure::Internal);
+            return Turn::Lost;
+        }
         Turn::Stepped
     }
 
@@ -233,13 +242,18 @@ impl StepLoop {
             // Or all clients have left, and nobody hears it.
             StepError::Cancelled => Failure::ShuttingDown,
             StepError::Weights(_) => Failure::Weights,
-            StepError::Numeric(_) => Failure::Numeric,
+            StepError::Numeric(_) | StepError::DeviceLost(_) => Failure::Numeric,
         };
         if failure != Failure::ShuttingDown {
             tracing::error!(%error, sequences = shares.len(), "compute a step");
         }
         for share in shares {
             self.sequences[share.index].end(Event::Failed(failure.clone()), &mut self.pool);
+        }
+        if let StepError::DeviceLost(cause) = error {
+            // Before anybody hears of it: whoever does finds the status changed already.
+            self.shared.fail(cause);
+            self.is_lost = true;
         }
     }
 

@@ -217,6 +217,15 @@ impl Arena {
         }
     }
 
+    /// A span in two parts, offset and length: what is locked to its pages, and the rest. A copy does not cross the border.
+    pub(super) fn locked_and_rest(&self, span: Span) -> [(usize, usize); 2] {
+        let locked = self
+            .page_locked_bytes()
+            .saturating_sub(span.offset)
+            .min(span.bytes);
+        [(0, locked), (locked, span.bytes - locked)]
+    }
+
     /// The device that this memory is on.
     pub fn cuda(&self) -> Option<&Arc<CudaDevice>> {
         match &self.memory {
@@ -398,7 +407,8 @@ impl Drop for Arena {
         match &self.memory {
             Memory::Mapped { base, locked } => {
                 if let Some(locked) = locked {
-                    // SAFETY: these pages were locked once. Copies in flight hold an Arc of the arena, so none is left.
+                    locked.device.finish_all();
+                    // SAFETY: these pages were locked once, and the streams are past every copy from them.
                     unsafe { locked.device.unlock_pages(base.as_ptr()) };
                 }
                 // SAFETY: base and bytes are the whole mapping made by `new`, unmapped only here. Slices borrow `self`,
@@ -406,9 +416,12 @@ impl Drop for Arena {
                 let result = unsafe { libc::munmap(base.as_ptr().cast(), self.bytes) };
                 debug_assert_eq!(result, 0, "{}", io::Error::last_os_error());
             }
-            // SAFETY: allocated once, by `on_cuda`. Regions hold an Arc of the arena; freeing waits for the device, so that
-            // kernels which were launched over their addresses are done.
-            Memory::Cuda { base, device } => unsafe { device.release(*base) },
+            Memory::Cuda { base, device } => {
+                device.finish_all();
+                // SAFETY: allocated once, by `on_cuda`. Regions hold an Arc of the arena, so that none is left, and the
+                // streams are past everything that they were given over its addresses.
+                unsafe { device.release(*base) };
+            }
         }
     }
 }

@@ -10,6 +10,7 @@
 )]
 
 use super::Region;
+use super::arena::Span;
 use super::cuda::{CudaDevice, CudaError};
 use std::sync::Arc;
 
@@ -32,21 +33,33 @@ impl Crossing {
         }
     }
 
-    /// Copies `bytes` and gives the compute stream their way to `offset` of a region on the device.
+    /// Copies `bytes` and gives the compute stream their way to `offset` of a region on the device: in pieces, where the
+    /// room is less.
     ///
     /// # Panics
-    /// When the plan left no room for them, or the destination is too short or not on this device.
+    /// When the destination is too short or not on this device, or there is no room at all.
     pub fn upload(&mut self, bytes: &[u8], destination: &mut Region, offset: usize) {
         assert_on(&self.device, destination);
         let to = destination.span().part(offset, bytes.len());
-        let from = self.take(bytes.len());
-        self.region.bytes_mut()[from..from + bytes.len()].copy_from_slice(bytes);
-        let source = self.region.bytes()[from..].as_ptr();
-        let address = destination.arena().address(to);
-        // SAFETY: the source lies in the region, of which `take` gives no byte twice before `synchronise`; the
-        // destination lies in its region, which is borrowed exclusively, and later users are ordered by the same stream.
-        unsafe {
-            self.device.compute_to_device(source, address, bytes.len());
+        let room = self.region.bytes_total();
+        assert!(
+            room > 0 || bytes.is_empty(),
+            "the plan has no room to cross"
+        );
+        for (index, piece) in bytes.chunks(room.max(1)).enumerate() {
+            let from = self.take(piece.len());
+            self.region.bytes_mut()[from.offset..from.end()].copy_from_slice(piece);
+            let address = destination.arena().address(to) + (index * room) as u64;
+            for (start, length) in self.parts(from) {
+                let source = self.region.bytes()[from.offset + start..].as_ptr();
+                // SAFETY: the source lies in the region, of which `take` gives no byte twice before the stream is done;
+                // the destination lies in its region, which is borrowed exclusively, and later users are ordered by the
+                // same stream.
+                unsafe {
+                    self.device
+                        .compute_to_device(source, address + start as u64, length);
+                }
+            }
         }
     }
 
@@ -64,11 +77,16 @@ impl Crossing {
         assert_on(&self.device, source);
         let from = source.arena().address(source.span().part(offset, bytes));
         let to = self.take(bytes);
-        let destination = self.region.bytes_mut()[to..].as_mut_ptr();
-        // SAFETY: as in `upload`, the other way; the bytes are lent out below, when the stream is done.
-        unsafe { self.device.compute_from_device(from, destination, bytes) };
+        for (start, length) in self.parts(to) {
+            let destination = self.region.bytes_mut()[to.offset + start..].as_mut_ptr();
+            // SAFETY: as in `upload`, the other way; the bytes are lent out below, when the stream is done.
+            unsafe {
+                self.device
+                    .compute_from_device(from + start as u64, destination, length);
+            }
+        }
         self.synchronise()?;
-        Ok(&self.region.bytes()[to..to + bytes])
+        Ok(&self.region.bytes()[to.offset..to.end()])
     }
 
     /// Waits until the compute stream has done everything, and reports the device's first failure. All room is free again.
@@ -79,19 +97,25 @@ impl Crossing {
 
     /// Room that the stream does not use. Where all is in use, the host waits: a step in which the host multiplies by many
     /// groups sends more than one plan's room.
-    fn take(&mut self, bytes: usize) -> usize {
+    fn take(&mut self, bytes: usize) -> Span {
         let room = self.region.bytes_total();
         assert!(
             bytes <= room,
             "{bytes} bytes cross the link at once, and the plan has room for {room}"
         );
         if self.used + bytes > room {
-            // A failure is reported by the step's end.
-            let _ = self.synchronise();
+            self.used = 0;
+            self.device.wait_for_compute();
         }
-        let start = self.used;
-        self.used = (start + bytes).next_multiple_of(ALIGNMENT).min(room);
-        start
+        let offset = self.used;
+        self.used = (offset + bytes).next_multiple_of(ALIGNMENT).min(room);
+        Span { offset, bytes }
+    }
+
+    /// A piece of the region, cut at the border of what is locked to its pages.
+    fn parts(&self, piece: Span) -> [(usize, usize); 2] {
+        let span = self.region.span().part(piece.offset, piece.bytes);
+        self.region.arena().locked_and_rest(span)
     }
 }
 

@@ -5,8 +5,8 @@
 //! streams. Any thread may call; each call makes the context current on its thread.
 //!
 //! A GPU computes later than it is told to, and a failure shows at a later call, perhaps on another thread. So the
-//! first failure of any call is kept, and whoever needs to know that a step's results are right asks `synchronise`,
-//! which reports it.
+//! first failure of any call is kept until `synchronise`, which whoever needs to know that a step's results are right
+//! asks. After most failures the driver refuses everything: the device is lost to this process.
 
 #![expect(
     unsafe_code,
@@ -15,7 +15,7 @@
 
 use super::Event;
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Left free on the device where `--device-memory` is `auto`: what the driver takes for the context, its kernels and its
 /// stacks beyond what it has taken when it is asked, and a screen that may be attached.
@@ -30,6 +30,8 @@ pub enum CudaError {
     Open { ordinal: usize, why: String },
     #[error("the CUDA driver failed to {action}: {why}")]
     Call { action: &'static str, why: String },
+    #[error("the CUDA device is lost to this process: {0}")]
+    Lost(String),
 }
 
 /// One opened device.
@@ -38,7 +40,8 @@ pub struct CudaDevice {
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
     name: String,
-    first_failure: OnceLock<CudaError>,
+    /// Since the last `synchronise`.
+    first_failure: Mutex<Option<CudaError>>,
 }
 
 impl CudaDevice {
@@ -57,12 +60,14 @@ impl CudaDevice {
         // SAFETY: cudarc's slices, which tracking is for, are not used: arenas lend addresses, and streams are ordered
         // by the events of rings. With tracking, each launch would wait for the other stream.
         unsafe { context.disable_event_tracking() };
+        // A thread that waits for the device sleeps: the cores are for those that compute.
+        context.set_blocking_synchronize().map_err(refused)?;
         Ok(Arc::new(CudaDevice {
             compute: context.new_stream().map_err(refused)?,
             copies: context.new_stream().map_err(refused)?,
             name: context.name().map_err(refused)?,
             context,
-            first_failure: OnceLock::new(),
+            first_failure: Mutex::new(None),
         }))
     }
 
@@ -103,19 +108,38 @@ impl CudaDevice {
         self.wait_on_stream(&self.compute, event);
     }
 
-    /// Waits until all that was given to the compute stream is done, and reports the first failure of the device.
+    /// Waits until all that was given to the compute stream is done, and reports the first failure since the last call.
     pub fn synchronise(&self) -> Result<(), CudaError> {
+        // The first answer may be that of an earlier call, given before anything was waited for.
         let waited = self.compute.synchronize();
         self.noted("finish the computation", waited);
-        self.first_failure()
+        let waited = waited.or_else(|_| self.compute.synchronize());
+        let failure = self.lock_failure().take();
+        match (waited, failure) {
+            (Ok(()), None) => Ok(()),
+            (Ok(()), Some(failure)) => Err(failure),
+            (Err(error), failure) => Err(CudaError::Lost(match failure {
+                Some(failure) => failure.to_string(),
+                None => in_words(error),
+            })),
+        }
     }
 
-    /// The first failure of a call whose caller could do nothing about it.
-    pub fn first_failure(&self) -> Result<(), CudaError> {
-        match self.first_failure.get() {
-            Some(failure) => Err(failure.clone()),
-            None => Ok(()),
-        }
+    /// Waits until all that was given to the compute stream is done. A failure is kept for `synchronise`.
+    pub(super) fn wait_for_compute(&self) {
+        self.noted("finish the computation", self.compute.synchronize());
+    }
+
+    /// Waits until both streams have done everything: nothing uses memory any more.
+    pub(super) fn finish_all(&self) {
+        let _ = self.compute.synchronize();
+        let _ = self.copies.synchronize();
+    }
+
+    fn lock_failure(&self) -> std::sync::MutexGuard<'_, Option<CudaError>> {
+        self.first_failure
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn copy_waits_for(&self, event: &Event) {
@@ -151,6 +175,10 @@ impl CudaDevice {
         unsafe { self.upload(&self.compute, source, destination, bytes) };
     }
 
+    /// Gives a stream a copy to the device.
+    ///
+    /// # Safety
+    /// As for `copy_to_device`.
     unsafe fn upload(
         &self,
         stream: &CudaStream,
@@ -282,12 +310,8 @@ impl CudaDevice {
 
     fn noted(&self, action: &'static str, outcome: Result<(), DriverError>) {
         if let Err(error) = outcome {
-            let failure = call(action, error);
-            if self.first_failure.set(failure.clone()).is_ok() {
-                tracing::error!(
-                    "{failure}; the device computes nothing any more, restart the server"
-                );
-            }
+            self.lock_failure()
+                .get_or_insert_with(|| call(action, error));
         }
     }
 }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 /// A handle; may be used from any thread. Dropping it waits for every copy.
 pub(super) struct CudaCopies {
     device: Arc<CudaDevice>,
-    /// `None` only while it is dropped. Callers keep one copy per ring entry, so they never see the channel full.
+    /// `None` only while it is dropped. Callers keep to `COPIES_QUEUED_MAX`, so that they never see the channel full.
     queue: Option<SyncSender<Queued>>,
     thread: Option<JoinHandle<()>>,
     totals: Arc<Mutex<Totals>>,
@@ -86,12 +86,7 @@ impl CudaCopies {
         assert_eq!(from.bytes, to.bytes, "one length");
         let queued = Instant::now();
         self.device.copy_waits_for(after);
-        // One copy does not cross the border of what is locked to its pages.
-        let locked = source
-            .page_locked_bytes()
-            .saturating_sub(from.offset)
-            .min(from.bytes);
-        for (offset, bytes) in [(0, locked), (locked, from.bytes - locked)] {
+        for (offset, bytes) in source.locked_and_rest(from) {
             let pointer = source.pointer(from.part(offset, bytes));
             let address = destination.address(to.part(offset, bytes));
             // SAFETY: both spans were found inside their arenas, which regions in flight keep alive; the caller lends the
@@ -128,6 +123,7 @@ impl CudaCopies {
 
 impl Drop for CudaCopies {
     fn drop(&mut self) {
+        self.device.finish_all();
         self.queue = None;
         if let Some(thread) = self.thread.take() {
             // A thread that panicked has ended the process already.

@@ -76,7 +76,7 @@ impl Event {
     pub fn is_complete(&self) -> bool {
         match &self.0 {
             Kind::Host(state) => state.complete.load(Ordering::Acquire),
-            Kind::Device(event) => event.is_complete(),
+            Kind::Device(event) => event.try_is_complete().unwrap_or(true),
         }
     }
 
@@ -102,6 +102,7 @@ impl Event {
         }
     }
 }
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,6 +4,7 @@
 //! All values of a step are places in the arena's scratch, given out from its start in every step; below them lie the
 //! vectors that every step reads. The plan counted them, so that running out is a bug.
 
+use super::gpu::Gpu;
 use super::host::HostCompute;
 use super::matrix::{Matrix, Slice, Walk};
 use super::step::{Input, LayerCache, Norm, Values};
@@ -19,11 +20,14 @@ use crate::kernels::{
 use crate::memory::{Crossing, CudaDevice, CudaError, MemoryError, Region};
 use crate::placement::{KvType, Plan, Tier};
 use crate::weights::{Arenas, GatheredRows, Lease, Pass};
+use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// Every buffer starts on such a boundary.
 const ALIGNMENT: usize = 256;
 const F32_BYTES: usize = size_of::<f32>();
+/// Elements of the longest block of an 8-bit form.
+const BLOCK_MAX: usize = 256;
 
 /// A place in the scratch of a CUDA device: f32.
 #[derive(Clone, Copy, Debug)]
@@ -48,15 +52,18 @@ struct Told {
 /// A CUDA device as the one who computes steps.
 pub(super) struct CudaCompute {
     device: Arc<CudaDevice>,
-    kernels: CudaKernels,
-    // Dropped before what it copies from and to: it waits for the device.
+    // Dropped before what kernels and copies use: it waits for the device.
     crossing: Crossing,
+    kernels: Arc<CudaKernels>,
     scratch: Region,
     /// Vectors end here, and the values of a step begin.
     vectors_end: usize,
     used: usize,
-    /// The 8-bit forms of a product's input, in blocks of 32 and of 256, offset and bytes: one after the other uses them.
-    quantised: [Option<(usize, usize)>; 2],
+    /// Columns of the widest input of any product.
+    widest_input: usize,
+    /// Where the 8-bit forms of a product's input are, in blocks of 32 and of 256, when the step has needed them: one
+    /// product after the other has them there.
+    quantised: [Option<usize>; 2],
     told: Told,
     host: HostCompute,
 }
@@ -65,18 +72,20 @@ impl CudaCompute {
     pub(super) fn new(
         plan: &Plan,
         arenas: &Arenas,
-        device: &Arc<CudaDevice>,
+        gpu: &Gpu,
         pool: ComputePool,
     ) -> Result<CudaCompute, StepError> {
+        let device = &gpu.device;
         let split = plan.device_split.unwrap_or_default();
         let crossing = arenas.scratch_region(Tier::Host, plan.crossing_bytes)?;
         Ok(CudaCompute {
             device: Arc::clone(device),
-            kernels: CudaKernels::load(device.context())?,
+            kernels: Arc::clone(&gpu.kernels),
             crossing: Crossing::new(crossing, Arc::clone(device)),
             scratch: arenas.scratch_region(Tier::Device, split.scratch)?,
             vectors_end: 0,
             used: 0,
+            widest_input: 0,
             quantised: [None; 2],
             told: Told::default(),
             host: HostCompute { pool },
@@ -89,6 +98,11 @@ impl CudaCompute {
         self.vectors_end = self.used;
         self.upload(bytemuck::cast_slice(floats), values.offset);
         Ok(Values::Device(values))
+    }
+
+    /// Some product's input has so many columns.
+    pub(super) fn expect_input(&mut self, columns: usize) {
+        self.widest_input = self.widest_input.max(columns);
     }
 
     /// Tells the device of a step. What the step before, which may have failed, left on its way is done with first.
@@ -136,7 +150,12 @@ impl CudaCompute {
     ) -> Result<Values, StepError> {
         let row_bytes = matrix.kind.row_bytes(matrix.columns as u64).unwrap_or(0) as usize;
         let count = rows.bytes.len() / row_bytes.max(1);
-        let stored = self.send(&rows.bytes);
+        // Rows that all rest on the device need not be sent.
+        let sent = match rows.on_device.len() == count {
+            true => &[],
+            false => &rows.bytes[..],
+        };
+        let stored = self.send(sent);
         let here = self.address(stored).0;
         let mut addresses: Vec<u64> = (0..count as u64)
             .map(|row| here + row * row_bytes as u64)
@@ -189,6 +208,8 @@ impl CudaCompute {
         x: &Input<'_>,
         products: [(&Matrix, &Values); N],
     ) -> Result<(), StepError> {
+        // What the host multiplies with, when there is such a group: brought once.
+        let floats = OnceCell::new();
         let mut on_host = None;
         let mut forms = [None; 2];
         let mut walk = Walk::new(products.map(|(matrix, _)| matrix));
@@ -197,12 +218,14 @@ impl CudaCompute {
             for ((matrix, out), slice) in products.into_iter().zip(slices) {
                 let Some(slice) = slice else { continue };
                 let Some(address) = lease.device_part(slice.part) else {
-                    let x = match on_host.take() {
-                        Some(floats) => floats,
-                        None => self.bring(x.values, x.rows * x.columns)?,
-                    };
-                    self.multiply_on_host(lease, (matrix, slice), &x, out)?;
-                    on_host = Some(x);
+                    if floats.get().is_none() {
+                        let brought = self.bring(x.values, x.rows * x.columns)?.to_vec();
+                        let floats = floats.get_or_init(|| brought);
+                        on_host = Some(Activations::new(floats, x.rows, x.columns));
+                    }
+                    if let Some(x) = &on_host {
+                        self.multiply_on_host(lease, (matrix, slice), x, out);
+                    }
                     continue;
                 };
                 let input = self.input(x, InputForm::of(matrix.kind), &mut forms)?;
@@ -256,15 +279,16 @@ impl CudaCompute {
         if let Some(address) = made[which] {
             return Ok(address);
         }
-        let bytes = quantised_input_bytes(form, x.columns, x.rows) as usize;
+        assert!(x.columns <= self.widest_input, "{} columns", x.columns);
         let offset = match self.quantised[which] {
-            Some((offset, room)) if room >= bytes => offset,
-            _ => {
-                let offset = self.take(bytes);
-                self.quantised[which] = Some((offset, bytes));
-                offset
+            Some(offset) => offset,
+            None => {
+                let columns = self.widest_input.next_multiple_of(BLOCK_MAX);
+                let bytes = quantised_input_bytes(form, columns, self.told.width);
+                self.take(bytes as usize)
             }
         };
+        self.quantised[which] = Some(offset);
         let output = self.address(offset);
         self.kernels.quantise_rows(
             self.device.compute_stream(),
@@ -281,12 +305,12 @@ impl CudaCompute {
     }
 
     /// Values of the device as they are when everything given to it is done.
-    fn bring(&mut self, values: &Values, count: usize) -> Result<Vec<f32>, StepError> {
+    fn bring(&mut self, values: &Values, count: usize) -> Result<&[f32], StepError> {
         let place = values.device();
         assert!(count <= place.count, "{count} of {place:?}");
         let bytes = count * F32_BYTES;
         let fetched = self.crossing.fetch(&self.scratch, place.offset, bytes)?;
-        Ok(bytemuck::pod_collect_to_vec(fetched))
+        Ok(bytemuck::cast_slice(fetched))
     }
 
     /// The host multiplies by rows that rest with it, and sends what comes out.
@@ -294,11 +318,10 @@ impl CudaCompute {
         &mut self,
         lease: &Lease<'_>,
         (matrix, slice): (&Matrix, &Slice),
-        x: &[f32],
+        x: &Activations<'_>,
         out: &Values,
-    ) -> Result<(), StepError> {
-        let rows = x.len() / matrix.columns;
-        let mut floats = vec![0.0; rows * slice.rows];
+    ) {
+        let mut floats = vec![0.0; x.width() * slice.rows];
         let mut product = [Product {
             weight: MatrixView {
                 kind: matrix.kind,
@@ -312,8 +335,7 @@ impl CudaCompute {
                 first_column: 0,
             },
         }];
-        let x = Activations::new(x, rows, matrix.columns);
-        kernels::matmul_all(&self.host.pool, &x, &mut product);
+        kernels::matmul_all(&self.host.pool, x, &mut product);
         let place = *out.device();
         for (row, floats) in floats.chunks_exact(slice.rows).enumerate() {
             let start = row * matrix.rows + slice.first_row;
@@ -323,7 +345,6 @@ impl CudaCompute {
                 place.offset + start * F32_BYTES,
             );
         }
-        Ok(())
     }
 
     pub(super) fn rope(
@@ -525,7 +546,10 @@ impl From<KernelError> for StepError {
 
 impl From<CudaError> for StepError {
     fn from(error: CudaError) -> StepError {
-        StepError::Numeric(error.to_string())
+        match error {
+            CudaError::Lost(_) => StepError::DeviceLost(error.to_string()),
+            _ => StepError::Numeric(error.to_string()),
+        }
     }
 }
 

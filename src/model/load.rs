@@ -2,15 +2,16 @@
 
 use super::Model;
 use super::cuda::CudaCompute;
+use super::gpu::{Gpu, gpu_supports};
 use super::host::HostCompute;
 use super::llama::Llama;
 use super::matrix::ModelError;
 use super::step::Compute;
 use crate::gguf::{Gguf, GgufError, Hyperparameters};
 use crate::kernels::ComputePool;
-use crate::memory::{CudaDevice, MemoryError, Rung, logical_block_bytes};
+use crate::memory::{MemoryError, Rung, logical_block_bytes};
 use crate::metrics::Metrics;
-use crate::placement::{Plan, PlanError, PlanRequest, Tier, plan};
+use crate::placement::{DeviceKind, Plan, PlanError, PlanRequest, Tier, plan};
 use crate::weights::{Arenas, LoadError, Loading, ModelFile, Traffic, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,6 +28,8 @@ pub enum OpenError {
         "the architecture `{0}` is not supported; llama is (llama 2 and 3, Mistral, SmolLM, TinyLlama)"
     )]
     Architecture(String),
+    #[error("a GPU cannot compute it: {0}; give --device cpu")]
+    NotForGpu(String),
     #[error(transparent)]
     Plan(#[from] PlanError),
     #[error("allocate memory: {0}")]
@@ -43,8 +46,8 @@ pub struct PlannedModel {
     pub gguf: Gguf,
     pub hyperparameters: Hyperparameters,
     pub plan: Arc<Plan>,
-    /// The device that the model is loaded on, where the plan is for a CUDA device.
-    pub cuda: Option<Arc<CudaDevice>>,
+    /// What the model is loaded on, where the plan is for a CUDA device.
+    pub gpu: Option<Gpu>,
 }
 
 /// A model that computes, and what others may know of it while the engine thread owns it.
@@ -72,6 +75,9 @@ impl PlannedModel {
     ) -> Result<PlannedModel, OpenError> {
         let hyperparameters = hyperparameters(&gguf)?;
         super::shapes::check(&gguf, &hyperparameters)?;
+        if request.device == DeviceKind::Cuda {
+            gpu_supports(&gguf, &hyperparameters).map_err(OpenError::NotForGpu)?;
+        }
         let request = PlanRequest {
             read_alignment: u64::from(logical_block_bytes(path)),
             ..request.clone()
@@ -82,7 +88,7 @@ impl PlannedModel {
             gguf,
             hyperparameters,
             plan,
-            cuda: None,
+            gpu: None,
         })
     }
 
@@ -99,7 +105,16 @@ impl PlannedModel {
         pool: ComputePool,
         loading: &Loading<'_>,
     ) -> Result<LoadedModel, OpenError> {
-        let arenas = Arenas::allocate(&self.plan, self.cuda.as_ref())?;
+        let device = self.gpu.as_ref().map(|gpu| &gpu.device);
+        let arenas = Arenas::allocate(&self.plan, device)?;
+        // First, so that what crosses the link with a step lies in what is locked to its pages.
+        let compute = match &self.gpu {
+            Some(gpu) => {
+                let cuda = CudaCompute::new(&self.plan, &arenas, gpu, pool);
+                Compute::Cuda(Box::new(cuda.map_err(ModelError::Compute)?))
+            }
+            None => Compute::Host(HostCompute { pool }),
+        };
         let mut kv_region = arenas.kv_region(&self.plan)?;
         if kv_region.cuda().is_some() {
             // As an arena of the host is from the start: kernels load slots of a page that nobody wrote, and use none.
@@ -115,13 +130,6 @@ impl PlannedModel {
         publish(&self.plan, loading.metrics);
         let reader = weights.reader_rung();
         let traffic = Box::new(weights.traffic());
-        let compute = match &self.cuda {
-            Some(device) => {
-                let cuda = CudaCompute::new(&self.plan, &arenas, device, pool);
-                Compute::Cuda(Box::new(cuda.map_err(ModelError::Compute)?))
-            }
-            None => Compute::Host(HostCompute { pool }),
-        };
         let model = Llama::new(
             &self.gguf,
             &self.hyperparameters,

@@ -83,7 +83,12 @@ impl<'a> Tensors<'a> {
     }
 
     /// A matrix by the name of its tensor, without a bias.
-    pub(super) fn matrix(&self, name: &str, rows: u64, columns: u64) -> Result<Matrix, ModelError> {
+    pub(super) fn matrix(
+        &mut self,
+        name: &str,
+        rows: u64,
+        columns: u64,
+    ) -> Result<Matrix, ModelError> {
         let (index, tensor) = self.find(name, &[columns, rows])?;
         let mut slices = Vec::new();
         for (group, contents) in self.plan.groups.iter().enumerate() {
@@ -98,6 +103,7 @@ impl<'a> Tensors<'a> {
                 }
             }
         }
+        self.compute.expect_input(columns as usize);
         let planned: usize = slices.iter().map(|slice| slice.rows).sum();
         assert_eq!(planned as u64, rows, "the plan holds every row of {name}");
         Ok(Matrix {

@@ -4,6 +4,7 @@
 //! writes those pages and returns logits. A model lives on the engine thread and never leaves it.
 
 mod cuda;
+mod gpu;
 mod host;
 mod llama;
 mod load;
@@ -11,6 +12,7 @@ mod matrix;
 mod shapes;
 mod step;
 
+pub use gpu::{Gpu, GpuError, gpu_supports};
 pub use load::{LoadedModel, OpenError, PlannedModel, hyperparameters};
 pub use matrix::ModelError;
 
@@ -73,4 +75,7 @@ pub enum StepError {
     /// Arithmetic was refused or gave what it must not give.
     #[error("{0}")]
     Numeric(String),
+    /// The device that computes does nothing any more: no later step can be better.
+    #[error("{0}")]
+    DeviceLost(String),
 }

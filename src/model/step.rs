@@ -46,6 +46,14 @@ pub(super) enum Compute {
 }
 
 impl Compute {
+    /// Some product's input will have so many columns.
+    pub(super) fn expect_input(&mut self, columns: usize) {
+        match self {
+            Compute::Host(_) => {}
+            Compute::Cuda(cuda) => cuda.expect_input(columns),
+        }
+    }
+
     /// A vector that all steps read.
     pub(super) fn vector(&mut self, floats: Vec<f32>) -> Result<Values, StepError> {
         match self {
@@ -83,7 +91,7 @@ impl<'m> Step<'m> {
         }
         Ok(Step {
             compute,
-            pass: weights.pass(cancelled),
+            pass: weights.pass(batch.width(), cancelled),
             batch,
             angles,
         })

@@ -4,7 +4,7 @@
 use super::homes::Capacity;
 use super::homes::{self, Strategy};
 use super::plan::{uses_device_ring, uses_host_ring};
-use super::planner::{DeviceKind, PlanRequest, Problem, host_executes};
+use super::planner::{DeviceKind, PlanRequest, Problem};
 use super::{
     Executor, GatherBuffer, Group, GroupKind, KvSplit, Residence, Ring, ScratchItem, Tier,
     TierSplit,
@@ -147,7 +147,7 @@ impl Candidate<'_> {
     /// The first layout that holds together, from the one that reserves least to the one that reserves most.
     pub(super) fn with_strategy(&self, strategy: Strategy) -> Option<Layout> {
         let streams_to_device =
-            self.request.device != DeviceKind::Cpu && !host_executes(self.request);
+            self.request.device != DeviceKind::Cpu && !self.host_always_multiplies();
         // (device ring, host ring)
         let rings: &[(bool, bool)] = if streams_to_device {
             &[(false, false), (true, false), (true, true)]
@@ -266,13 +266,19 @@ impl Candidate<'_> {
         reserve.covers(&needed).then_some((residences, needed))
     }
 
+    /// By groups that do not rest on the device.
+    fn host_always_multiplies(&self) -> bool {
+        self.problem.host_width_max(self.request) == u32::MAX
+    }
+
+    /// In wide steps.
     fn executor(&self, group: &Group, home: Tier) -> Executor {
         match (self.request.device, home) {
             (DeviceKind::Cpu, _) => Executor::Host,
             (_, Tier::Device) => Executor::Device,
             // Rows are gathered where they rest.
             _ if group.kind == GroupKind::Embedding => Executor::Host,
-            _ if host_executes(self.request) => Executor::Host,
+            _ if self.host_always_multiplies() => Executor::Host,
             _ => Executor::Device,
         }
     }

@@ -17,6 +17,9 @@ pub struct Plan {
     /// Homes on the host are the mapped file itself: no copy, no rings, parts at their `file_offset`.
     pub mapped: bool,
     pub tied_head: bool,
+    /// The widest step in which the host multiplies by groups that do not rest on the device, whatever the executor of
+    /// their residence, which is that of wider ones. 0: none; `u32::MAX`: all.
+    pub host_width_max: u32,
     /// No group's entry is larger, except one of a single slice of 32 rows, the small group and mapped ones.
     pub slice_bytes: u64,
     pub read_alignment: u64,
@@ -154,6 +157,11 @@ impl Plan {
         self.residences[id.0 as usize]
     }
 
+    /// Where a group rests, and who multiplies by it in steps of `width` tokens.
+    pub fn residence_at(&self, id: GroupId, width: u32) -> Residence {
+        residence_at(self.residence(id), width, self.host_width_max)
+    }
+
     /// All groups with their residences, in the order of use.
     pub fn iter(&self) -> impl Iterator<Item = (GroupId, &Group, Residence)> {
         let both = self.groups.iter().zip(&self.residences);
@@ -169,7 +177,7 @@ impl Plan {
             .map(|(id, _, _)| id)
     }
 
-    /// Groups that pass through the device ring in every step, in order.
+    /// Groups that pass through the device ring in every step that is not for the host, in order.
     pub fn streamed_over_link(&self) -> impl Iterator<Item = GroupId> {
         self.iter()
             .filter(|(_, group, residence)| uses_device_ring(group, *residence))
@@ -191,7 +199,7 @@ impl Plan {
             .sum()
     }
 
-    /// Bytes of weights that a step moves to the device.
+    /// Bytes of weights that a step moves to the device, where it is wider than `host_width_max`.
     pub fn link_bytes_per_step(&self) -> u64 {
         self.streamed_over_link()
             .map(|id| self.group(id).entry_bytes)
@@ -223,6 +231,18 @@ impl Plan {
     /// The time of a steady-state step of `width` tokens.
     pub fn predict(&self, width: u32) -> Prediction {
         predict(self, width)
+    }
+}
+
+/// A residence in steps of `width` tokens.
+pub(super) fn residence_at(residence: Residence, width: u32, host_width_max: u32) -> Residence {
+    let executor = match residence.home {
+        Tier::Host | Tier::Storage if width <= host_width_max => Executor::Host,
+        _ => residence.executor,
+    };
+    Residence {
+        executor,
+        ..residence
     }
 }
 

@@ -342,6 +342,42 @@ fn a_gpu_holds_the_scratch_of_a_step_and_what_crosses_the_link_has_its_place() {
 }
 
 #[test]
+fn on_a_gpu_narrow_steps_are_the_hosts_up_to_the_width_at_which_copying_is_the_faster() {
+    let index = Shape::smollm2().index();
+    let like = |link_bytes_per_second, executor| PlanRequest {
+        device: DeviceKind::Cuda,
+        executor,
+        rates: Rates {
+            link_bytes_per_second,
+            host_kernel_bytes_per_second: 20.0e9,
+            host_flops_per_second: 2.0e11,
+            ..Rates::with_gpu()
+        },
+        ..request(Some(64 * MIB), 48 * MIB)
+    };
+    // Q4_1 has 1.6 weights a byte: 2e11 / 10e9 operations a byte / 3.2 for a token.
+    let plan = planned(&index, &like(10.0e9, ExecutorChoice::Auto));
+    assert!(
+        (5..=7).contains(&plan.host_width_max),
+        "{}",
+        plan.host_width_max
+    );
+    let streams = plan.streamed_over_link().next().unwrap();
+    let executor = |width| plan.residence_at(streams, width).executor;
+    assert_eq!(executor(plan.host_width_max), Executor::Host);
+    assert_eq!(executor(plan.host_width_max + 1), Executor::Device);
+    let predicted = |width| plan.predict(width);
+    assert_eq!(predicted(plan.host_width_max).link_seconds, 0.0);
+    assert!(predicted(plan.host_width_max + 1).link_seconds > 0.0);
+    let streamed = planned(&index, &like(10.0e9, ExecutorChoice::Device));
+    assert!(predicted(1).step_seconds < streamed.predict(1).step_seconds);
+
+    // A link that is faster than the host's kernels leaves them nothing.
+    let plan = planned(&index, &like(25.0e9, ExecutorChoice::Auto));
+    assert_eq!(plan.host_width_max, 0);
+}
+
+#[test]
 fn a_file_is_mapped_only_on_cpu_and_only_where_all_of_it_fits() {
     let index = Shape::smollm2().index();
     let with_map = |device, host| PlanRequest {

@@ -45,14 +45,16 @@ impl DeviceKind {
 /// Who multiplies by groups that do not rest on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExecutorChoice {
-    /// `Device`: the emulated device exists to exercise that path, and for prompts, whose steps are wide, a GPU is the
-    /// faster one.
+    /// On a GPU `HostUpTo` the width from which copying is the faster, by the rates. On the emulated device `Device`:
+    /// it exists to exercise that path.
     #[default]
     Auto,
     /// They are streamed to the device.
     Device,
     /// The host, from where they rest, or from its ring.
     Host,
+    /// The host in steps of up to so many tokens; in wider ones they are streamed to the device.
+    HostUpTo(u32),
 }
 
 /// What a plan is made for.
@@ -304,7 +306,7 @@ impl<'a> Problem<'a> {
                 GatherBuffer::default()
             },
             staging_bytes: 0,
-            host_executes: host_executes(request),
+            host_width_max: self.host_width_max(request),
             embedding_row_bytes: self.embedding_row_bytes(),
             small_bytes: self.small_bytes,
         };
@@ -314,6 +316,40 @@ impl<'a> Problem<'a> {
         let on_device = request.device == DeviceKind::Cpu
             || keeps(Tier::Device, request.device_budget.unwrap_or(0));
         on_device && keeps(Tier::Host, request.host_budget)
+    }
+
+    /// The widest step in which the host multiplies by what does not rest on the device: 0 for none, `u32::MAX` for all.
+    pub(super) fn host_width_max(&self, request: &PlanRequest) -> u32 {
+        match (request.device, request.executor) {
+            (DeviceKind::Cpu, _)
+            | (_, ExecutorChoice::Device)
+            | (DeviceKind::Emulated, ExecutorChoice::Auto) => 0,
+            (_, ExecutorChoice::Host) => u32::MAX,
+            (_, ExecutorChoice::HostUpTo(width)) => width,
+            (DeviceKind::Cuda, ExecutorChoice::Auto) => self.crossover(&request.rates),
+        }
+    }
+
+    /// The width up to which the host is done with a byte of weights before the link has moved it: n tokens take 2 n
+    /// operations for each weight, and no fewer seconds than reading the byte. The device, which is the faster at
+    /// computing, hides behind the link.
+    fn crossover(&self, rates: &Rates) -> u32 {
+        if rates.host_kernel_bytes_per_second < rates.link_bytes_per_second {
+            return 0;
+        }
+        let of_matrices = self
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.dimensions.len() > 1);
+        let (bytes, elements) = of_matrices.fold((0.0, 0.0), |(bytes, elements), tensor| {
+            let rows: u64 = tensor.dimensions[1..].iter().product();
+            let of_tensor = tensor.columns() as f64 * rows as f64;
+            (bytes + tensor.bytes as f64, elements + of_tensor)
+        });
+        let elements_of_byte = elements / f64::max(bytes, 1.0);
+        let operations = rates.host_flops_per_second / rates.link_bytes_per_second;
+        // A cast of what is too large, or no number, gives a bound; the rates are finite and above 0.
+        (operations / (2.0 * elements_of_byte)) as u32
     }
 
     /// Bytes of a stored row of the token embedding.
@@ -350,7 +386,7 @@ impl<'a> Problem<'a> {
             step_width: width,
             gather: reserve.gather,
             staging_bytes: reserve.staging_bytes,
-            host_executes: host_executes(request),
+            host_width_max: self.host_width_max(request),
             embedding_row_bytes: self.embedding_row_bytes(),
             small_bytes: self.small_bytes,
         };
@@ -388,7 +424,7 @@ impl<'a> Problem<'a> {
         let entries = |usual| request.ring_entries.unwrap_or(usual).max(RING_ENTRIES_MIN);
         let mut bytes = share(split.host.free(), entries(HOST_RING_ENTRIES));
         if let Some(device) = split.device
-            && !host_executes(request)
+            && self.host_width_max(request) < u32::MAX
         {
             bytes = bytes.min(share(device.free(), entries(DEVICE_RING_ENTRIES)));
         }
@@ -479,6 +515,7 @@ impl<'a> Problem<'a> {
             residences: &layout.residences,
             elements: &layout.elements,
             rates: &request.rates,
+            host_width_max: self.host_width_max(request),
             host_entries: layout.split.reserve.host_ring.entries,
             device_entries: layout.split.reserve.device_ring.entries,
             parallel: request.parallel,
@@ -503,6 +540,7 @@ impl<'a> Problem<'a> {
             device: request.device,
             mapped: layout.mapped,
             tied_head: self.hyperparameters.tied_head,
+            host_width_max: self.host_width_max(request),
             slice_bytes: layout.slice_bytes,
             read_alignment: request.read_alignment,
             device_split: device,
@@ -539,17 +577,5 @@ fn strategies(device: DeviceKind) -> &'static [Strategy] {
             Strategy::AttentionThenRest,
             Strategy::Even,
         ],
-    }
-}
-
-/// Whether the host multiplies by groups on a machine with a device tier.
-pub(super) fn host_executes(request: &PlanRequest) -> bool {
-    match (request.device, request.executor) {
-        (DeviceKind::Cpu, _) => false,
-        (DeviceKind::Emulated | DeviceKind::Cuda, ExecutorChoice::Host) => true,
-        (
-            DeviceKind::Emulated | DeviceKind::Cuda,
-            ExecutorChoice::Auto | ExecutorChoice::Device,
-        ) => false,
     }
 }

@@ -100,6 +100,13 @@ impl Plan {
             HumanBytes(self.storage_bytes_per_step()),
             HumanBytes(self.link_bytes_per_step()),
         )?;
+        if (1..u32::MAX).contains(&self.host_width_max) {
+            writeln!(
+                text,
+                "steps of up to {} tokens move nothing to the device: the CPU multiplies by what does not rest there",
+                self.host_width_max
+            )?;
+        }
         for (name, ring) in [("host", self.host_ring), ("device", self.device_ring)] {
             if ring.entries > 0 {
                 writeln!(
@@ -225,6 +232,7 @@ impl Plan {
             "scratch": scratch,
             "storage_bytes_per_step": self.storage_bytes_per_step(),
             "link_bytes_per_step": self.link_bytes_per_step(),
+            "host_width_max": self.host_width_max,
             "rates_card": self.rates_card,
             "predictions": predictions,
             "unused_tensors": self.unused,

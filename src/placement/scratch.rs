@@ -21,8 +21,8 @@ pub(super) struct ScratchNeeds {
     pub(super) gather: GatherBuffer,
     /// Host bytes through which device homes are loaded where no host ring serves.
     pub(super) staging_bytes: u64,
-    /// On a machine with a device tier: the host multiplies by some groups.
-    pub(super) host_executes: bool,
+    /// On a machine with a device tier: the widest step in which the host multiplies by some groups.
+    pub(super) host_width_max: u32,
     /// Bytes of a stored row of the token embedding.
     pub(super) embedding_row_bytes: u64,
     /// Bytes of norms, biases and rope factors in the file.
@@ -164,6 +164,8 @@ pub(super) fn items(
             needs.staging_bytes,
         );
     }
+    let host_width = width.min(u64::from(needs.host_width_max));
+    let host_floats = |count: u64| host_width.saturating_mul(count).saturating_mul(F32_BYTES);
     let widest_output = attention.max(2 * feed_forward).max(embedding);
     if request.device == DeviceKind::Cuda {
         let rows = width.saturating_mul(needs.embedding_row_bytes);
@@ -183,14 +185,9 @@ pub(super) fn items(
             described.saturating_add(boundaries),
         );
         let angles = (width * ANGLE_BYTES).saturating_mul(u64::from(shape.rope_dimensions / 2));
-        let multiplied = if needs.host_executes {
-            // Rows of outputs go back one by one, each from its own boundary.
-            floats(embedding.max(feed_forward).max(output))
-                .saturating_add(floats(widest_output))
-                .saturating_add(width * 3 * BUFFER_ALIGNMENT)
-        } else {
-            0
-        };
+        // An input comes to the host, or rows of outputs go back one by one, each from its own boundary.
+        let multiplied = host_floats(embedding.max(feed_forward).max(output))
+            .max(host_floats(widest_output).saturating_add(host_width * 3 * BUFFER_ALIGNMENT));
         add(
             Tier::Host,
             CROSSING,
@@ -201,12 +198,13 @@ pub(super) fn items(
                 .saturating_add(multiplied),
         );
     }
-    if compute == Tier::Device && needs.host_executes {
+    if compute == Tier::Device && host_width > 0 {
+        let inputs = host_width.saturating_mul(widest_input);
         add(Tier::Host, "inputs as the kernels read them", inputs);
         add(
             Tier::Host,
             "outputs that cross the link",
-            floats(widest_output),
+            host_floats(widest_output),
         );
     }
     add(Tier::Host, "sampler", vocabulary * SAMPLER_BYTES);

@@ -9,7 +9,7 @@
 //!
 //! Several steps run one after the other, prefetch runs across the border between them, and the last is timed.
 
-use super::plan::{uses_device_ring, uses_host_ring};
+use super::plan::{residence_at, uses_device_ring, uses_host_ring};
 use super::{Executor, Group, GroupKind, Plan, Rates, Residence};
 
 /// The widths that every plan predicts.
@@ -140,6 +140,7 @@ pub(super) struct Scenario<'a> {
     pub(super) residences: &'a [Residence],
     pub(super) elements: &'a [u64],
     pub(super) rates: &'a Rates,
+    pub(super) host_width_max: u32,
     pub(super) host_entries: u32,
     pub(super) device_entries: u32,
     pub(super) parallel: u32,
@@ -147,7 +148,7 @@ pub(super) struct Scenario<'a> {
 
 impl Scenario<'_> {
     fn job(&self, index: usize, width: u32) -> Job {
-        let (group, residence) = (&self.groups[index], self.residences[index]);
+        let (group, residence) = (&self.groups[index], self.residence(index, width));
         // The head sees one row of each sequence, whatever the width.
         let rows = match group.kind {
             GroupKind::Head => width.min(self.parallel),
@@ -174,6 +175,10 @@ impl Scenario<'_> {
             compute_seconds: (group.weight_bytes as f64 / bytes_rate).max(flops / flops_rate),
             executor: residence.executor,
         }
+    }
+
+    fn residence(&self, index: usize, width: u32) -> Residence {
+        residence_at(self.residences[index], width, self.host_width_max)
     }
 
     pub(super) fn predict(&self, width: u32) -> Prediction {
@@ -242,6 +247,7 @@ pub(super) fn predict(plan: &Plan, width: u32) -> Prediction {
         residences: &plan.residences,
         elements: &plan.elements,
         rates: &plan.rates,
+        host_width_max: plan.host_width_max,
         host_entries: plan.host_ring.entries,
         device_entries: plan.device_ring.entries,
         parallel: plan.parallel,

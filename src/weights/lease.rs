@@ -25,6 +25,7 @@ enum Bytes {
     Streamed {
         position: u64,
         region: Option<Region>,
+        executor: Executor,
     },
 }
 
@@ -57,6 +58,7 @@ impl<'w> Lease<'w> {
         group: GroupId,
         position: u64,
         region: Region,
+        executor: Executor,
     ) -> Lease<'w> {
         Lease {
             weights,
@@ -64,16 +66,13 @@ impl<'w> Lease<'w> {
             bytes: Bytes::Streamed {
                 position,
                 region: Some(region),
+                executor,
             },
         }
     }
 
     pub fn group(&self) -> GroupId {
         self.group
-    }
-
-    pub fn executor(&self) -> Executor {
-        self.weights.plan.residences[self.group.0 as usize].executor
     }
 
     /// Where the group is in an arena; `None` in mapped mode.
@@ -128,8 +127,12 @@ impl<'w> Lease<'w> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        let executor = self.executor();
-        let Bytes::Streamed { position, region } = &mut self.bytes else {
+        let Bytes::Streamed {
+            position,
+            region,
+            executor,
+        } = &mut self.bytes
+        else {
             return;
         };
         let Some(mut region) = region.take() else {
@@ -145,22 +148,28 @@ impl Drop for Lease<'_> {
             .map_or_else(Event::recorded, |device| CudaDevice::record_compute(device));
         self.weights
             .shared
-            .give_back(*position, region, executor, last_use);
+            .give_back(*position, region, *executor, last_use);
     }
 }
 
 /// One step's walk through the groups, in plan order. Holds one lease at a time.
 pub struct Pass<'w> {
     weights: &'w Weights,
+    width: u32,
     cancelled: &'w dyn Fn() -> bool,
     current: Option<Lease<'w>>,
     finished: bool,
 }
 
 impl<'w> Pass<'w> {
-    pub(super) fn new(weights: &'w Weights, cancelled: &'w dyn Fn() -> bool) -> Pass<'w> {
+    pub(super) fn new(
+        weights: &'w Weights,
+        width: u32,
+        cancelled: &'w dyn Fn() -> bool,
+    ) -> Pass<'w> {
         Pass {
             weights,
+            width,
             cancelled,
             current: None,
             finished: false,
@@ -178,7 +187,7 @@ impl<'w> Pass<'w> {
             if (self.cancelled)() {
                 return Err(LeaseError::Cancelled);
             }
-            self.current = Some(self.weights.lease(group)?);
+            self.current = Some(self.weights.lease(group, self.width)?);
         }
         match &self.current {
             Some(lease) => Ok(lease),

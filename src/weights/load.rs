@@ -2,7 +2,7 @@
 
 use super::pipeline::{Lookahead, Pipeline};
 use super::rows::EmbeddingSlice;
-use super::shared::{Links, Shared, pieces, streamed};
+use super::shared::{FIRST_WIDTH, Links, Shared, pieces, streamed};
 use super::{Counters, Home, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
@@ -156,7 +156,7 @@ impl Weights {
                 .collect()
         };
         let pipeline = Pipeline::new(
-            streamed(&plan),
+            streamed(&plan, FIRST_WIDTH),
             plan.host_ring.entries as usize,
             plan.device_ring.entries as usize,
             settings.lookahead,

@@ -97,11 +97,19 @@ impl Weights {
         self.shared.reader_rung()
     }
 
-    /// Begins a step. Its groups must be leased in plan order, all of them; dropping the pass before `Pass::finish`
+    /// Begins a step of `width` tokens. Its groups must be leased in plan order, all of them; dropping the pass before `Pass::finish`
     /// abandons the step: reads in flight land before their memory is used again, and the next step starts afresh.
-    pub fn pass<'w>(&'w self, cancelled: &'w dyn Fn() -> bool) -> Pass<'w> {
-        self.shared.resume();
-        Pass::new(self, cancelled)
+    pub fn pass<'w>(&'w self, width: usize, cancelled: &'w dyn Fn() -> bool) -> Pass<'w> {
+        let width = u32::try_from(width).unwrap_or(u32::MAX);
+        if let Some(waited) = self.shared.resume(width) {
+            // What was on its way came from storage, if anything does.
+            let from = match self.plan.host_ring.entries {
+                0 => Tier::Host,
+                _ => Tier::Storage,
+            };
+            self.count_stall(from, waited);
+        }
+        Pass::new(self, width, cancelled)
     }
 
     /// Lends the norms, biases and rope factors to the host, where they rest always.
@@ -116,9 +124,9 @@ impl Weights {
         }
     }
 
-    /// Lends a group, waiting for it where it is on its way.
-    fn lease(&self, group: GroupId) -> Result<Lease<'_>, LeaseError> {
-        let residence = self.plan.residences[group.0 as usize];
+    /// Lends a group to a step of `width` tokens, waiting for it where it is on its way.
+    fn lease(&self, group: GroupId, width: u32) -> Result<Lease<'_>, LeaseError> {
+        let residence = self.plan.residence_at(group, width);
         let home = &self.shared.homes()[group.0 as usize];
         let (lease, waited) = match home {
             Home::Mapped => (Lease::mapped(self, group), None),
@@ -131,7 +139,13 @@ impl Weights {
                 if let Some(device) = taken.region.cuda() {
                     device.compute_waits_for(&taken.ready);
                 }
-                let lease = Lease::streamed(self, group, taken.position, taken.region);
+                let lease = Lease::streamed(
+                    self,
+                    group,
+                    taken.position,
+                    taken.region,
+                    residence.executor,
+                );
                 (lease, taken.waited)
             }
             Home::Rows => unreachable!("{} is gathered by row", self.names[group.0 as usize]),

@@ -13,6 +13,8 @@
 //! host home, device executor                  Landed -> Copying -> Ready -> Leased
 //! ```
 //!
+//! Which groups stream, and which way, may change between two steps: positions then count on, in the new order.
+//!
 //! A device that orders copies before their users by itself lends a group while its copy is still under way: the
 //! position is Ready at once, and what the copy reads from is *leaving* until the copy is over.
 
@@ -110,6 +112,8 @@ pub enum Lookahead {
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     order: Vec<Streamed>,
+    /// The position from which `order` holds.
+    base: u64,
     lookahead: Lookahead,
     /// Entries that nobody uses.
     host_free: Vec<usize>,
@@ -119,6 +123,9 @@ pub(crate) struct Pipeline {
     window: VecDeque<Slot>,
     /// Copies under way whose position is Ready already, and the host entry that each reads from (`None`: a home).
     leaving: VecDeque<(u64, Option<usize>)>,
+    /// No more copies are given to a device than it has entries, so that computation which runs ahead of it is held up
+    /// here, where it hears of a cancelled step and where the wait is counted.
+    leaving_max: usize,
     /// The oldest position whose copy has not started, where it needs one.
     next_copy: u64,
     /// The position that computation leases next.
@@ -136,26 +143,17 @@ impl Pipeline {
         device_entries: usize,
         lookahead: Lookahead,
     ) -> Pipeline {
-        assert!(
-            order.iter().all(|s| s.is_read() || s.is_copied()),
-            "a group that rests where it is used does not stream"
-        );
-        assert!(
-            host_entries > 0 || !order.iter().any(|s| s.is_read()),
-            "groups stream from storage without a host ring"
-        );
-        assert!(
-            device_entries > 0 || !order.iter().any(|s| s.is_copied()),
-            "groups stream to the device without a device ring"
-        );
+        check(&order, host_entries, device_entries);
         Pipeline {
             order,
+            base: 0,
             lookahead,
             host_free: (0..host_entries).rev().collect(),
             device_free: (0..device_entries).rev().collect(),
             first: 0,
             window: VecDeque::new(),
             leaving: VecDeque::new(),
+            leaving_max: device_entries,
             next_copy: 0,
             consumer: 0,
             demanded: false,
@@ -165,7 +163,7 @@ impl Pipeline {
 
     /// The streamed group that a position stands for.
     pub(crate) fn streamed(&self, position: u64) -> Streamed {
-        self.order[(position % self.order.len() as u64) as usize]
+        self.order[((position - self.base) % self.order.len() as u64) as usize]
     }
 
     /// The position that computation leases next.
@@ -222,7 +220,8 @@ impl Pipeline {
                 slot.stage = Stage::Reading;
                 actions.push(Action::Read {
                     position,
-                    group: self.order[(position % self.order.len() as u64) as usize].group,
+                    group: self.order[((position - self.base) % self.order.len() as u64) as usize]
+                        .group,
                     host_entry,
                 });
             }
@@ -236,6 +235,9 @@ impl Pipeline {
             let streamed = self.streamed(position);
             if streamed.is_copied() {
                 if self.slot(position).stage != Stage::Landed {
+                    return;
+                }
+                if self.leaving.len() >= self.leaving_max {
                     return;
                 }
                 let Some(device_entry) = self.device_free.pop() else {
@@ -371,7 +373,8 @@ impl Pipeline {
 
     /// Between two steps.
     pub(crate) fn at_border(&self) -> bool {
-        self.order.is_empty() || self.consumer.is_multiple_of(self.order.len() as u64)
+        let length = self.order.len() as u64;
+        self.order.is_empty() || (self.consumer - self.base).is_multiple_of(length)
     }
 
     /// Reads and copies under way.
@@ -415,11 +418,22 @@ impl Pipeline {
             self.host_free.extend(slot.host_entry);
             self.device_free.extend(slot.device_entry);
         }
-        let steps = self.consumer.div_ceil(self.order.len().max(1) as u64);
-        self.first = steps * self.order.len() as u64;
-        self.consumer = self.first;
+        self.base = self.consumer;
+        self.first = self.consumer;
         self.next_copy = self.first;
         self.demanded = false;
+    }
+
+    /// The next steps use these groups. Between two steps, when everything fetched was forgotten.
+    pub(crate) fn reorder(&mut self, order: Vec<Streamed>) {
+        assert!(
+            self.window.is_empty() && self.leaving.is_empty() && self.at_border(),
+            "another order in the middle of a step: {:?}",
+            self.window
+        );
+        check(&order, self.host_free.len(), self.device_free.len());
+        self.order = order;
+        self.base = self.consumer;
     }
 
     fn slot(&self, position: u64) -> &Slot {
@@ -429,6 +443,21 @@ impl Pipeline {
     fn slot_mut(&mut self, position: u64) -> &mut Slot {
         &mut self.window[(position - self.first) as usize]
     }
+}
+
+fn check(order: &[Streamed], host_entries: usize, device_entries: usize) {
+    assert!(
+        order.iter().all(|s| s.is_read() || s.is_copied()),
+        "a group that rests where it is used does not stream"
+    );
+    assert!(
+        host_entries > 0 || !order.iter().any(|s| s.is_read()),
+        "groups stream from storage without a host ring"
+    );
+    assert!(
+        device_entries > 0 || !order.iter().any(|s| s.is_copied()),
+        "groups stream to the device without a device ring"
+    );
 }
 
 #[cfg(test)]
@@ -752,6 +781,36 @@ mod tests {
         actions.clear();
         pipeline.pump(&mut actions);
         assert_eq!(actions.len(), 2, "both entries are free again");
+    }
+
+    #[test]
+    fn between_two_steps_another_order_begins_at_its_first_group() {
+        let to_device = order(5, Tier::Host, Executor::Device);
+        let mut pipeline = Pipeline::new(to_device.clone(), 2, 2, Lookahead::Ring);
+        let mut clock = VirtualClock {
+            read: 10,
+            copy: 10,
+            compute: 10,
+            storage_free: 0,
+            link_free: 0,
+            events: BTreeSet::new(),
+        };
+        let on_host = order(3, Tier::Storage, Executor::Host);
+        for next in [on_host, Vec::new(), to_device] {
+            clock.run(&mut pipeline, 2);
+            // The next step's groups are on their way: they land, and are forgotten.
+            pipeline.stop();
+            clock.advance(u64::MAX, &mut pipeline);
+            assert_eq!(pipeline.in_flight(), 0);
+            pipeline.restart();
+            pipeline.reorder(next.clone());
+            pipeline.resume();
+            assert!(pipeline.at_border());
+            if let Some(first) = next.first() {
+                assert_eq!(pipeline.streamed(pipeline.consumer()), *first);
+            }
+        }
+        clock.run(&mut pipeline, 2);
     }
 
     #[test]

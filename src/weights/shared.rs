@@ -11,10 +11,13 @@ use crate::memory::{
     RegionReader, Rung, TransferTotals,
 };
 use crate::metrics::Metrics;
-use crate::placement::{Executor, Group, GroupId, GroupKind, Plan};
+use crate::placement::{Executor, Group, GroupId, Plan};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
+
+/// The width that fetching is for before the first step, which is a prompt.
+pub(super) const FIRST_WIDTH: u32 = u32::MAX;
 
 /// Tickets of reads and copies that someone waits for in person, apart from the pipeline's positions.
 const DIRECT: u64 = 1 << 63;
@@ -47,6 +50,8 @@ impl DeviceEntry {
 
 struct State {
     pipeline: Pipeline,
+    /// The pipeline's order is that of steps in which the host multiplies by what does not rest on the device.
+    is_for_host: bool,
     host_entries: Vec<Option<Region>>,
     device_entries: Vec<Option<DeviceEntry>>,
     failures: HashMap<u64, ReadError>,
@@ -86,9 +91,10 @@ impl Shared {
     ) -> Shared {
         let at_rest = |region| Some(DeviceEntry::idle(region, Event::recorded()));
         Shared {
-            plan,
+            plan: Arc::clone(&plan),
             homes: OnceLock::new(),
             state: Mutex::new(State {
+                is_for_host: FIRST_WIDTH <= plan.host_width_max,
                 pipeline,
                 host_entries: host_entries.into_iter().map(Some).collect(),
                 device_entries: device_entries.into_iter().map(at_rest).collect(),
@@ -270,21 +276,38 @@ impl Shared {
     /// Abandons a step: nothing new starts, what is in flight lands, and everything fetched is forgotten. Nothing is
     /// fetched until the next step asks: a file that cannot be read is not read in a loop. No lease may be held.
     pub(super) fn abandon(&self) {
-        let mut state = self.lock();
-        state.pipeline.stop();
-        while state.pipeline.in_flight() > 0 {
-            state = self.wait(state);
-        }
+        let mut state = self.drain(self.lock());
         state.failures.clear();
         state.pipeline.restart();
     }
 
-    /// Before a step: fetching goes on.
-    pub(super) fn resume(&self) {
+    /// Starts nothing new and waits for what is in flight.
+    fn drain<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.pipeline.stop();
+        while state.pipeline.in_flight() > 0 {
+            state = self.wait(state);
+        }
+        state
+    }
+
+    /// Before a step of `width` tokens: fetching goes on. Where another executor is to have what was fetched for the last
+    /// one, it is forgotten, and fetching begins afresh, when what is under way has landed: `Some` is that wait.
+    pub(super) fn resume(&self, width: u32) -> Option<Duration> {
         let mut state = self.lock();
+        let is_for_host = width <= self.plan.host_width_max;
+        let mut waited = None;
+        if is_for_host != state.is_for_host {
+            let began = Instant::now();
+            state = self.drain(state);
+            waited = Some(began.elapsed());
+            state.pipeline.restart();
+            state.pipeline.reorder(streamed(&self.plan, width));
+            state.is_for_host = is_for_host;
+        }
         state.failures.clear();
         state.pipeline.resume();
         self.start(&mut state);
+        waited
     }
 
     /// Whether every streamed group of a step has been leased, none of the next.
@@ -476,16 +499,14 @@ pub(super) fn pieces(group: &Group) -> Vec<RegionPiece> {
     group.extents.iter().map(piece).collect()
 }
 
-/// The streamed groups of a plan, in plan order.
-pub(super) fn streamed(plan: &Plan) -> Vec<Streamed> {
-    plan.groups
-        .iter()
-        .zip(&plan.residences)
-        .enumerate()
-        .filter(|(_, (group, _))| !matches!(group.kind, GroupKind::Small | GroupKind::Embedding))
-        .filter(|(_, (_, residence))| streams(**residence))
-        .map(|(index, (_, residence))| Streamed {
-            group: GroupId(index as u32),
+/// The groups that stream in steps of `width` tokens, in plan order.
+pub(super) fn streamed(plan: &Plan, width: u32) -> Vec<Streamed> {
+    plan.iter()
+        .filter(|(_, group, _)| group.is_streamable())
+        .map(|(group, _, _)| (group, plan.residence_at(group, width)))
+        .filter(|(_, residence)| streams(*residence))
+        .map(|(group, residence)| Streamed {
+            group,
             home: residence.home,
             executor: residence.executor,
         })

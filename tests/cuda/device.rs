@@ -6,13 +6,13 @@
 )]
 
 use std::ffi::{CStr, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use strata::memory::CudaDevice;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use strata::model::Gpu;
 
 /// The device and, where it is the software GPU, the way to its settings and reports. One test at a time has it: budgets
 /// are of free memory, and reports are of all that runs.
 pub(crate) struct Device {
-    pub(crate) cuda: Arc<CudaDevice>,
+    pub(crate) gpu: Gpu,
     pub(crate) software: Option<SoftwareGpu>,
     _alone: MutexGuard<'static, ()>,
 }
@@ -22,9 +22,9 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// `None`: there is none, and the test has said that it skips.
 pub(crate) fn device() -> Option<Device> {
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    match CudaDevice::open(0) {
-        Ok(cuda) => Some(Device {
-            cuda,
+    match Gpu::open(0) {
+        Ok(gpu) => Some(Device {
+            gpu,
             software: SoftwareGpu::find(),
             _alone: alone,
         }),

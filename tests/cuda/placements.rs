@@ -5,7 +5,6 @@ use crate::device::{Device, device};
 use crate::models::{RandomOptions, VocabularyKind, random};
 use crate::run::{MIB, Sequence, all_resident, load, settings, smollm2};
 use std::path::Path;
-use std::sync::Arc;
 use strata::gguf::TensorType;
 use strata::kernels::ComputePool;
 use strata::metrics::Metrics;
@@ -46,6 +45,10 @@ fn placements(path: &Path, reference: &PlanRequest) -> Vec<Placement> {
         let (device, host) = smallest_budgets(path, reference);
         on_device(reference, device, host)
     };
+    let with_executor = |executor| PlanRequest {
+        executor,
+        ..reference.clone()
+    };
     let streamed = spread(reference);
     vec![
         place(
@@ -65,10 +68,12 @@ fn placements(path: &Path, reference: &PlanRequest) -> Vec<Placement> {
         ),
         place(
             "three tiers, the host multiplies by what does not rest on the device",
-            spread(&PlanRequest {
-                executor: ExecutorChoice::Host,
-                ..reference.clone()
-            }),
+            spread(&with_executor(ExecutorChoice::Host)),
+            &[Device, Host, Storage],
+        ),
+        place(
+            "three tiers, the host multiplies in narrow steps",
+            spread(&with_executor(ExecutorChoice::HostUpTo(4))),
             &[Device, Host, Storage],
         ),
     ]
@@ -85,7 +90,7 @@ pub(crate) fn open(device: &Device, path: &Path, placement: &Placement) -> Loade
             planned.plan.report()
         );
     }
-    planned.cuda = Some(Arc::clone(&device.cuda));
+    planned.gpu = Some(device.gpu.clone());
     let loading = Loading {
         settings: settings(),
         metrics: &Metrics::new(),

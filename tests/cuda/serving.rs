@@ -56,7 +56,7 @@ fn smollm2_over_http_with_the_log_probabilities_of_the_cpu() {
 #[test]
 fn a_budget_beyond_what_is_free_is_refused_with_both_figures() {
     let Some(device) = device() else { return };
-    let (free, _) = device.cuda.memory_bytes().unwrap();
+    let (free, _) = device.gpu.device.memory_bytes().unwrap();
     drop(device);
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama.gguf");
     let wanted = (free >> 20) + 100_000;

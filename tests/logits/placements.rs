@@ -89,6 +89,12 @@ fn placements(device_budget: u64, host_budget: u64, context: u32) -> Vec<Placeme
             &[Device, Host, Storage],
         ),
         place(
+            "emulated, three tiers, the host computes narrow steps",
+            emulated(device_budget, host_budget, ExecutorChoice::HostUpTo(20)),
+            ReaderChoice::Auto,
+            &[Device, Host, Storage],
+        ),
+        place(
             "emulated, three tiers, two ring entries, pread",
             PlanRequest {
                 ring_entries: Some(2),

@@ -10,7 +10,9 @@ use crate::kernels::{AttentionShape, PAGE_TOKENS};
 
 /// As in `attention.cu`.
 const THREADS: u32 = 256;
-const HEAD_LENGTH_MAX: usize = 256;
+/// As in `attention.cuh`.
+/// Elements of the longest head that the kernels take; heads have an even number of them.
+pub const HEAD_LENGTH_MAX: usize = 256;
 
 /// The numbers of query heads that attention is compiled for: those that share a KV head, or so many of them at a time.
 const HEADS: [u32; 4] = [1, 2, 4, 8];
@@ -23,9 +25,9 @@ pub enum PagePrecision {
 }
 
 impl PagePrecision {
-    const ALL: [PagePrecision; 2] = [PagePrecision::F16, PagePrecision::F32];
+    pub(super) const ALL: [PagePrecision; 2] = [PagePrecision::F16, PagePrecision::F32];
 
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             PagePrecision::F16 => "f16",
             PagePrecision::F32 => "f32",
@@ -91,29 +93,29 @@ pub struct Attention {
     pub scale: f32,
 }
 
-/// `Pages` of `attention.cu`.
+/// `Pages` of `attention.cuh`.
 #[repr(C)]
-struct PagesArgument {
+pub(super) struct PagesArgument {
     elements: DeviceAddress,
     page_stride: u64,
 }
 
-/// `Step` of `attention.cu`.
+/// `Step` of `attention.cuh`.
 #[repr(C)]
-struct StepArgument {
+pub(super) struct StepArgument {
     positions: DeviceAddress,
     runs: DeviceAddress,
     starts: DeviceAddress,
     table: DeviceAddress,
 }
 
-/// `Shape` of `attention.cu`.
+/// `Shape` of `attention.cuh`.
 #[repr(C)]
-struct ShapeArgument {
-    heads: u32,
-    kv_heads: u32,
+pub(super) struct ShapeArgument {
+    pub(super) heads: u32,
+    pub(super) kv_heads: u32,
     key_length: u32,
-    value_length: u32,
+    pub(super) value_length: u32,
     window: u32,
     scale: f32,
 }
@@ -126,7 +128,7 @@ unsafe impl Argument for StepArgument {}
 unsafe impl Argument for ShapeArgument {}
 
 impl StepArgument {
-    fn new(runs: &DeviceRuns) -> StepArgument {
+    pub(super) fn new(runs: &DeviceRuns) -> StepArgument {
         StepArgument {
             positions: runs.positions,
             runs: runs.runs,
@@ -139,7 +141,7 @@ impl StepArgument {
 impl ShapeArgument {
     /// # Panics
     /// When the kernels are not made for the shape.
-    fn new(shape: &AttentionShape, scale: f32) -> ShapeArgument {
+    pub(super) fn new(shape: &AttentionShape, scale: f32) -> ShapeArgument {
         let is_length = |length: usize| length.is_multiple_of(2) && length <= HEAD_LENGTH_MAX;
         assert!(
             shape.kv_heads > 0
@@ -163,7 +165,7 @@ impl ShapeArgument {
 impl DevicePages {
     /// # Panics
     /// When pages of this shape do not fit the stride.
-    fn argument(&self, shape: &AttentionShape) -> Result<PagesArgument, KernelError> {
+    pub(super) fn argument(&self, shape: &AttentionShape) -> Result<PagesArgument, KernelError> {
         assert!(
             self.page_stride >= shape.page_elements(),
             "{self:?}, {shape:?}"
@@ -225,7 +227,10 @@ impl Kernels {
     }
 }
 
-const _: () = assert!(PAGE_TOKENS == 32, "attention.cu is written for pages of 32");
+const _: () = assert!(
+    PAGE_TOKENS == 32,
+    "attention.cuh is written for pages of 32"
+);
 
 impl CudaKernels {
     /// # Errors

@@ -16,17 +16,19 @@
 //! All activations are f32, one row a token. Buffers of activations, quantised input and tables start at multiples of
 //! 256 bytes; weights lie where their group rests, `DeviceMatrix` says how aligned.
 //!
-//! # For few tokens
+//! # For few tokens and for many
 //!
-//! The kernels are made for decoding, where the memory's rate is the limit. A step of more than eight tokens reads the
-//! weights once for each eight of them, and attention is a block of threads for each token and KV head, whatever the
-//! length of its sequence: prompts are computed right, but not fast.
+//! Products of up to eight tokens are made for decoding, where the memory's rate is the limit: they read weights straight
+//! into registers. Those of more tokens work on tiles of rows and tokens in shared memory, where unpacked weights serve
+//! 16 or 32 tokens; there integer arithmetic is the limit. Attention is a block of threads for each token and KV head,
+//! which fills the device with prompts and with many sequences; `long_attention` splits the work of few tokens further.
 //!
 //! Called by the engine thread (through model).
 #![expect(unsafe_code, reason = "launches kernels over device addresses")]
 
 mod attention;
 mod elementwise;
+mod long_attention;
 mod module;
 mod products;
 mod rows;
@@ -37,8 +39,9 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError};
 
-pub use attention::{Attention, DevicePages, DeviceRuns, PagePrecision, StoreKv};
+pub use attention::{Attention, DevicePages, DeviceRuns, HEAD_LENGTH_MAX, PagePrecision, StoreKv};
 pub use elementwise::{AddBias, AddRmsNorm, Rope, SiluMul};
+pub use long_attention::{LongAttention, long_attention_scratch_bytes};
 pub use products::{DeviceMatrix, InputForm, MatrixProduct, QuantiseRows, quantised_input_bytes};
 pub use rows::{DequantiseRows, Fill, GatherRows};
 
@@ -89,6 +92,7 @@ pub struct CudaKernels {
     products: products::Kernels,
     elementwise: elementwise::Kernels,
     attention: attention::Kernels,
+    long_attention: long_attention::Kernels,
     rows: rows::Kernels,
 }
 
@@ -109,6 +113,7 @@ impl CudaKernels {
             products: products::Kernels::load(context)?,
             elementwise: elementwise::Kernels::load(context)?,
             attention: attention::Kernels::load(context)?,
+            long_attention: long_attention::Kernels::load(context)?,
             rows: rows::Kernels::load(context)?,
         })
     }

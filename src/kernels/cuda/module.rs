@@ -103,6 +103,8 @@ pub(super) struct Kernel {
 
 // SAFETY: as for `Module`.
 unsafe impl Send for Kernel {}
+// SAFETY: as for `Module`; a launch names its stream, and the driver takes launches from several threads.
+unsafe impl Sync for Kernel {}
 
 /// How many blocks, and threads in each of them.
 #[derive(Clone, Copy, Debug)]
