@@ -54,6 +54,7 @@ test: setup-checks ## all that CI runs: format, lints, tests, demo
 	@scripts/stage.sh model $(PYTHON) scripts/fetch_model.py
 	@scripts/stage.sh nvcc $(PYTHON) scripts/fetch_cuda_compiler.py
 	@scripts/stage.sh clippy cargo clippy $(CARGO_FLAGS) --features cuda --workspace --all-targets -- -D warnings
+	@scripts/stage.sh clippy-default cargo clippy $(CARGO_FLAGS) -- -D warnings
 	@scripts/stage.sh build cargo build $(CARGO_FLAGS) --features cuda
 	@scripts/stage.sh tests cargo test $(CARGO_FLAGS) --features cuda
 	@scripts/stage.sh software-gpu cargo test $(CARGO_FLAGS) --package software-gpu
@@ -63,7 +64,7 @@ test: setup-checks ## all that CI runs: format, lints, tests, demo
 
 lint: setup-checks ## formatting, clippy and, where they are installed, cargo-deny and shellcheck
 	cargo fmt --all --check
-	cargo clippy $(CARGO_FLAGS) --all-targets -- -D warnings
+	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check; else echo "cargo-deny is not installed: licences not checked"; fi
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; else echo "shellcheck is not installed: shell scripts not checked"; fi
 

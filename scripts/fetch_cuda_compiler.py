@@ -68,11 +68,11 @@ def fetch():
             os.chmod(os.path.join(partial, program), 0o755)
         with open(os.path.join(partial, "packages"), "w") as file:
             file.write(packages())
+        if not starts(partial):
+            raise Problem(f"{os.path.join(partial, 'bin', 'nvcc')} does not start on this machine")
         shutil.rmtree(FOLDER, ignore_errors=True)
         os.rename(partial, FOLDER)
         shutil.rmtree(downloads)
-    if not starts():
-        raise Problem(f"{os.path.join(FOLDER, 'bin', 'nvcc')} does not start on this machine")
     return FOLDER
 
 
@@ -104,8 +104,8 @@ def unpack(wheel, folder):
                 shutil.copyfileobj(content, out)
 
 
-def starts():
-    nvcc = os.path.join(FOLDER, "bin", "nvcc")
+def starts(folder):
+    nvcc = os.path.join(folder, "bin", "nvcc")
     return subprocess.run([nvcc, "--version"], stdout=subprocess.DEVNULL).returncode == 0
 
 

@@ -15,6 +15,7 @@ use strata::config::{Config, compute_threads, free_host_memory};
 use strata::gguf::Gguf;
 use strata::metrics::Metrics;
 use strata::model::{self, PlannedModel};
+use strata::placement::DeviceKind;
 use strata::weights::Loading;
 
 /// Tokens are random ones; this seed gives the same in every run.
@@ -137,7 +138,7 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
         steps: workload.steps(step_width),
         round_bytes: bytes.of_round(workload, step_width),
         seconds,
-        ram_rate: memory.bytes_per_second(),
+        ram_rate: (plan.device != DeviceKind::Cuda).then(|| memory.bytes_per_second()),
     };
     match json {
         true => print(&format!("{:#}\n", report.json())),
@@ -162,8 +163,8 @@ struct Report {
     round_bytes: u64,
     /// Of each round.
     seconds: Vec<f64>,
-    /// Bytes per second.
-    ram_rate: f64,
+    /// Bytes per second; `None` where it bounds nothing: a GPU computes.
+    ram_rate: Option<f64>,
 }
 
 impl Report {
@@ -193,12 +194,9 @@ impl Report {
     }
 
     /// The share of the memory's rate at which weights are read.
-    fn ram_fraction(&self) -> f64 {
-        if self.ram_rate > 0.0 {
-            self.weight_rate() / self.ram_rate
-        } else {
-            0.0
-        }
+    fn ram_fraction(&self) -> Option<f64> {
+        let rate = self.ram_rate.filter(|rate| *rate > 0.0)?;
+        Some(self.weight_rate() / rate)
     }
 
     fn json(&self) -> Value {
@@ -241,12 +239,19 @@ impl Report {
                 )
             }
         };
+        let beside = match (self.ram_rate, self.ram_fraction()) {
+            (Some(rate), Some(fraction)) => format!(
+                "{:10.2} GB/s is how fast the same threads read plain memory: the weights are read at {:.0} % of it\n",
+                rate / 1e9,
+                100.0 * fraction,
+            ),
+            _ => String::new(),
+        };
         format!(
             "{}\n{}, {} thread{}, {}\n{what}\n\
              {:10.2} tokens/s, median of {} rounds ({least:.2} to {most:.2})\n\
              {:10.3} ms a step\n\
-             {:10.2} GB/s of weights: {:.1} MB a step\n\
-             {:10.2} GB/s is how fast the same threads read plain memory: the weights are read at {:.0} % of it\n",
+             {:10.2} GB/s of weights: {:.1} MB a step\n{beside}",
             self.model,
             self.device,
             self.threads,
@@ -257,8 +262,6 @@ impl Report {
             1e3 / (self.round_rate() * f64::from(self.steps.max(1))),
             self.weight_rate() / 1e9,
             self.bytes_per_step() as f64 / 1e6,
-            self.ram_rate / 1e9,
-            100.0 * self.ram_fraction(),
         )
     }
 }

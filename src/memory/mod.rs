@@ -6,7 +6,8 @@
 //! `RegionCopies` takes them from one arena to another, and each gives the regions back when the bytes are there.
 //!
 //! Threads: one I/O thread per reader (it owns the io_uring), one thread per copy stream (on the emulated device it copies,
-//! on a CUDA device it waits for copies to end), and four reading threads where the reader had to step down to `pread`. Handles may be used from any thread. Callbacks run on the thread that did
+//! on a CUDA device it waits for copies to end), and four reading threads where the reader had to step down to
+//! `pread`. Handles may be used from any thread. Callbacks run on the thread that did
 //! the work and must not block.
 //!
 //! Inside the module `Reader` and `CopyStream` work on spans, which say where and not whose: a span that is handed to

@@ -60,7 +60,8 @@ pub struct LoadedModel {
 }
 
 impl PlannedModel {
-    /// Reads the index, checks every tensor's shape and makes the plan. `read_alignment` of the request is replaced by what the file's storage asks
+    /// Reads the index, checks every tensor's shape and makes the plan. `read_alignment` of the request is replaced
+    /// by what the file's storage asks
     /// for.
     pub fn open(path: &Path, request: &PlanRequest) -> Result<PlannedModel, OpenError> {
         PlannedModel::for_file(path, Gguf::open(path)?, request)

@@ -8,7 +8,8 @@
 //! step with its prediction). A `Plan` is plain data: any thread may read it.
 //!
 //! - `groups`: tensor index -> groups in the order in which a step uses them
-//! - `planner`: `plan`: the split of each tier, by `layout` for each width and slice size; `homes`: which groups rest where; `scratch`: the scratch formula
+//! - `planner`: `plan`: the split of each tier, by `layout` for each width and slice size; `homes`: which groups rest
+//!   where; `scratch`: the scratch formula
 //! - `refusal`: what `plan` says where nothing fits, with advice that was tried
 //! - `rates`, `simulate`: how fast a step will be
 //! - `report`: the plan as a table and as JSON

@@ -157,6 +157,11 @@ impl Plan {
         self.residences[id.0 as usize]
     }
 
+    /// Whether the host multiplies by what does not rest on the device in steps of `width` tokens.
+    pub fn is_for_host(&self, width: u32) -> bool {
+        width <= self.host_width_max
+    }
+
     /// Where a group rests, and who multiplies by it in steps of `width` tokens.
     pub fn residence_at(&self, id: GroupId, width: u32) -> Residence {
         residence_at(self.residence(id), width, self.host_width_max)

@@ -1,7 +1,7 @@
 //! Scratch: everything a step needs beside weights, rings and KV, as named items.
 //!
-//! The sizes are upper bounds that the forward pass keeps to. Only what reads land in (`Plan::arena_bytes`) is in an
-//! arena; activations are allocated by each step.
+//! The sizes are upper bounds that the forward pass keeps to. On a CUDA device all of it is in the arena. On the host only
+//! what reads land in and what crosses the link is (`Plan::arena_bytes`); activations are allocated by each step.
 
 use super::{GatherBuffer, PlanRequest, Tier, planner::DeviceKind, round_up};
 use crate::gguf::Hyperparameters;
@@ -35,9 +35,9 @@ pub(super) const CROSSING: &str = "what crosses the link with a step";
 const BUFFER_ALIGNMENT: u64 = 256;
 /// More buffers than a step has on a CUDA device beside norms, and things that cross the link with it apart from rows.
 const BUFFERS_OF_A_STEP: u64 = 64;
-/// What a kernel is told of a token (position and run, 8 bytes, and an address of its embedding row) and of a run
-/// (16 bytes; a run has a token at least).
-const DESCRIPTION_OF_A_TOKEN_BYTES: u64 = 8 + 8 + 16;
+/// What a kernel is told of a token (position and run, 8 bytes; the address of its embedding row; its number, where its
+/// successor is wanted) and of a run (4 bytes; a run has a token at least).
+const DESCRIPTION_OF_A_TOKEN_BYTES: u64 = 8 + 8 + 4 + 4;
 
 const F32_BYTES: u64 = 4;
 /// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 in two orders with
@@ -73,12 +73,13 @@ const ANGLE_BYTES: u64 = 8;
 /// | pages as attention reads them | 24 bytes for each page of the KV cache and each of at most w runs, for one layer at a time |
 /// | embedding rows read from storage | `GatherBuffer` |
 ///
-/// With a device tier all but the last four and the sampler's are on the device, and the host adds: the logits that are handed out, the
+/// With a device tier all but the last four and the sampler's are on the device, and the host adds: the logits that
+/// are handed out, the
 /// embedding rows of a step on their way (w E), the staging entry of loading and, where the host multiplies, inputs and
 /// outputs that cross the link.
 ///
 /// A CUDA device adds: norms, biases and rope factors in f32; embedding rows as they are stored, w of them; what kernels
-/// are told of a step (32 bytes a token and the block tables); and the boundaries of buffers. What of that changes with
+/// are told of a step (24 bytes a token and the block tables); and the boundaries of buffers. What of that changes with
 /// the step crosses the link through page-locked memory of the host, with angles, logits and, where the host multiplies,
 /// inputs and outputs.
 pub(super) fn items(

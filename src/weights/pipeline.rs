@@ -215,13 +215,13 @@ impl Pipeline {
     }
 
     fn start_again(&mut self, actions: &mut Vec<Action>) {
-        for (position, slot) in (self.first..).zip(&mut self.window) {
+        for position in self.first..self.first + self.window.len() as u64 {
+            let slot = self.slot_mut(position);
             if let (Stage::Again, Some(host_entry)) = (slot.stage, slot.host_entry) {
                 slot.stage = Stage::Reading;
                 actions.push(Action::Read {
                     position,
-                    group: self.order[((position - self.base) % self.order.len() as u64) as usize]
-                        .group,
+                    group: self.streamed(position).group,
                     host_entry,
                 });
             }
@@ -726,6 +726,7 @@ mod tests {
                             ..
                         }) => {
                             copies.push_back((position, host_entry.expect("read from storage")));
+                            assert!(copies.len() <= 2, "more copies than device entries");
                             assert_eq!(pipeline.copy_ordered(position), device_entry);
                         }
                     }

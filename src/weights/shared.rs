@@ -94,7 +94,7 @@ impl Shared {
             plan: Arc::clone(&plan),
             homes: OnceLock::new(),
             state: Mutex::new(State {
-                is_for_host: FIRST_WIDTH <= plan.host_width_max,
+                is_for_host: plan.is_for_host(FIRST_WIDTH),
                 pipeline,
                 host_entries: host_entries.into_iter().map(Some).collect(),
                 device_entries: device_entries.into_iter().map(at_rest).collect(),
@@ -294,7 +294,7 @@ impl Shared {
     /// one, it is forgotten, and fetching begins afresh, when what is under way has landed: `Some` is that wait.
     pub(super) fn resume(&self, width: u32) -> Option<Duration> {
         let mut state = self.lock();
-        let is_for_host = width <= self.plan.host_width_max;
+        let is_for_host = self.plan.is_for_host(width);
         let mut waited = None;
         if is_for_host != state.is_for_host {
             let began = Instant::now();

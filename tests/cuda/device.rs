@@ -72,39 +72,68 @@ impl Device {
     }
 }
 
-pub(crate) struct SoftwareGpu {
-    set_seed: unsafe extern "C" fn(u64),
-    take_report: unsafe extern "C" fn(*mut u8, usize) -> usize,
+/// Kinds of waits of which the software GPU leaves one out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Wait {
+    /// A stream's for an event.
+    Stream,
+    /// The host's for an event.
+    Host,
 }
 
 impl SoftwareGpu {
-    fn find() -> Option<SoftwareGpu> {
-        // SAFETY: asks for a library that is loaded already, and for functions by name; one that has them is the
-        // software GPU, whose declarations these are.
-        unsafe {
-            let library =
-                libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
-            let library = if library.is_null() {
-                libc::dlopen(c"libcuda.so".as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD)
-            } else {
-                library
-            };
-            if library.is_null() {
-                return None;
-            }
-            let function = |name: &CStr| -> Option<*mut c_void> {
-                let found = libc::dlsym(library, name.as_ptr());
-                (!found.is_null()).then_some(found)
-            };
-            Some(SoftwareGpu {
-                set_seed: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64)>(function(
-                    c"software_gpu_set_seed",
-                )?),
-                take_report: std::mem::transmute::<
-                    *mut c_void,
-                    unsafe extern "C" fn(*mut u8, usize) -> usize,
-                >(function(c"software_gpu_take_report")?),
-            })
-        }
+    /// Leaves out the wait with this number, from 1 and from now on; 0: none. Gives how many were to come before the one
+    /// that was ordered last.
+    pub(crate) fn leave_out(&self, wait: Wait, number: u64) -> u64 {
+        let order = match wait {
+            Wait::Stream => self.leave_out_stream_wait,
+            Wait::Host => self.leave_out_event_synchronisation,
+        };
+        // SAFETY: the functions take a number and give one.
+        unsafe { order(number) }
     }
+
+    fn find() -> Option<SoftwareGpu> {
+        // SAFETY: asks for a library that is loaded already.
+        let library = [c"libcuda.so", c"libcuda.so.1"]
+            .into_iter()
+            .find_map(|name| unsafe {
+                let library = libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD);
+                (!library.is_null()).then_some(library)
+            })?;
+        let address = |name: &CStr| -> Option<*mut c_void> {
+            // SAFETY: asks for a symbol of a library that stays loaded.
+            let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+            (!found.is_null()).then_some(found)
+        };
+        let of_number = |name| {
+            let address = address(name)?;
+            // SAFETY: only the software GPU has functions of these names, and this is their type.
+            Some(unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(u64) -> u64>(address)
+            })
+        };
+        let take_report = address(c"software_gpu_take_report")?;
+        Some(SoftwareGpu {
+            set_seed: of_number(c"software_gpu_set_seed")?,
+            leave_out_stream_wait: of_number(c"software_gpu_leave_out_stream_wait")?,
+            leave_out_event_synchronisation: of_number(
+                c"software_gpu_leave_out_event_synchronisation",
+            )?,
+            // SAFETY: as above.
+            take_report: unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u8, usize) -> usize>(
+                    take_report,
+                )
+            },
+        })
+    }
+}
+
+pub(crate) struct SoftwareGpu {
+    /// What it gives means nothing.
+    set_seed: unsafe extern "C" fn(u64) -> u64,
+    leave_out_stream_wait: unsafe extern "C" fn(u64) -> u64,
+    leave_out_event_synchronisation: unsafe extern "C" fn(u64) -> u64,
+    take_report: unsafe extern "C" fn(*mut u8, usize) -> usize,
 }

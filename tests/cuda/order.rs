@@ -1,14 +1,45 @@
 //! Copies and kernels in every order that the streams allow give the same bits, and the software GPU, which knows what was
 //! waited for, finds nothing wrong.
 
-use crate::device::device;
-use crate::placements::{KIB, Placement, assert_same, logits, on_device, open, prompt};
+use crate::device::{Device, Wait, device};
+use crate::placements::{
+    KIB, Placement, assert_same, logits, on_device, open, prompt, smallest_budgets,
+};
 use crate::run::{all_resident, load, settings};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
-use strata::placement::{PlanRequest, Tier};
+use strata::placement::{ExecutorChoice, PlanRequest, Tier};
 
 /// Seeds of the scheduler.
 const SEEDS: u64 = 200;
+/// Of those, as many as are tried until a wait that is missing shows.
+const SEEDS_TO_FIND: u64 = 40;
+
+/// The tiny model on three tiers, so that every step reads, copies and reuses entries.
+fn on_three_tiers() -> (&'static Path, PlanRequest, Placement) {
+    let path = Path::new(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/tiny/llama.gguf"
+    ));
+    let reference = PlanRequest {
+        context: 64,
+        parallel: 1,
+        step_width: Some(8),
+        slice_bytes: Some(64 * KIB),
+        executor: ExecutorChoice::Device,
+        ..all_resident()
+    };
+    let (device, host) = smallest_budgets(path, &reference);
+    let placement = Placement {
+        name: "three tiers",
+        request: PlanRequest {
+            ring_entries: Some(2),
+            ..on_device(&reference, device, host)
+        },
+        homes: &[Tier::Device, Tier::Host, Tier::Storage],
+    };
+    (path, reference, placement)
+}
 
 #[test]
 fn two_hundred_orders() {
@@ -17,27 +48,12 @@ fn two_hundred_orders() {
         println!("skipped: a GPU chooses its order itself");
         return;
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama.gguf");
-    let reference = PlanRequest {
-        context: 64,
-        parallel: 1,
-        step_width: Some(8),
-        slice_bytes: Some(64 * KIB),
-        ..all_resident()
-    };
+    let (path, reference, placement) = on_three_tiers();
     let prompt = prompt(6, 256);
-    let expected = logits(&mut load(&path, &reference, settings()), &prompt, 8, false);
-    let placement = Placement {
-        name: "three tiers",
-        request: PlanRequest {
-            ring_entries: Some(2),
-            ..on_device(&reference, 330 * KIB, 330 * KIB)
-        },
-        homes: &[Tier::Device, Tier::Host, Tier::Storage],
-    };
+    let expected = logits(&mut load(path, &reference, settings()), &prompt, 8, false);
     for seed in 1..=SEEDS {
         device.set_seed(seed);
-        let mut loaded = open(&device, &path, &placement);
+        let mut loaded = open(&device, path, &placement);
         let ours = logits(&mut loaded, &prompt, 4, false);
         drop(loaded);
         let what = format!("seed {seed}");
@@ -45,4 +61,55 @@ fn two_hundred_orders() {
         assert_same(&expected, &ours, &what);
     }
     device.set_seed(0);
+}
+
+/// Takes waits away one by one, and gives for each what was reported under some seed.
+fn reports_without(device: &Device, wait: Wait, numbers: std::ops::Range<u64>) -> Vec<Vec<String>> {
+    let Some(software) = &device.software else {
+        return Vec::new();
+    };
+    let (path, _, placement) = on_three_tiers();
+    let prompt = prompt(6, 256);
+    let mut found = Vec::new();
+    for number in numbers {
+        let mut reports = Vec::new();
+        for seed in 1..=SEEDS_TO_FIND {
+            device.set_seed(seed);
+            let mut loaded = open(device, path, &placement);
+            software.leave_out(wait, number);
+            // A report is a failure of the device, as a fault is on a GPU.
+            let outcome = catch_unwind(AssertUnwindSafe(|| logits(&mut loaded, &prompt, 4, false)));
+            let to_come = software.leave_out(wait, 0);
+            assert!(outcome.is_err() || to_come == 0, "wait {number} never came");
+            reports = device.reports();
+            // What is dropped while the device answers with failures is reported too, and forgotten.
+            drop(loaded);
+            drop(device.reports());
+            let _ = device.gpu.device.synchronise();
+            if !reports.is_empty() {
+                break;
+            }
+        }
+        found.push(reports);
+    }
+    device.set_seed(0);
+    found
+}
+
+#[test]
+fn a_wait_that_is_left_out_is_found() {
+    let Some(device) = device() else { return };
+    if device.software.is_none() {
+        println!("skipped: a GPU lets such things pass");
+        return;
+    }
+    for wait in [Wait::Stream, Wait::Host] {
+        let found = reports_without(&device, wait, 1..13);
+        println!("{wait:?}: {found:#?}");
+        let without = found.iter().filter(|reports| reports.is_empty()).count();
+        assert!(
+            without < found.len() / 2,
+            "{wait:?}: {without} were not found"
+        );
+    }
 }

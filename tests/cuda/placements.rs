@@ -173,7 +173,7 @@ fn small(kind: TensorType, tied: bool, path: &Path) -> PlanRequest {
 }
 
 /// The smallest budgets, of the device and of the host beside it, with which something rests on each tier.
-fn smallest_budgets(path: &Path, reference: &PlanRequest) -> (u64, u64) {
+pub(crate) fn smallest_budgets(path: &Path, reference: &PlanRequest) -> (u64, u64) {
     let rests_on = |tiers: &[Tier], device: u64, host: u64| {
         let planned = PlannedModel::open(path, &on_device(reference, device, host));
         planned.is_ok_and(|planned| {

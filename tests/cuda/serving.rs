@@ -54,6 +54,40 @@ fn smollm2_over_http_with_the_log_probabilities_of_the_cpu() {
 }
 
 #[test]
+fn where_little_memory_can_be_locked_it_says_so_and_serves() {
+    let Some(device) = device() else { return };
+    if device.software.is_none() {
+        println!("skipped: a GPU's driver has no such limit to set");
+        return;
+    }
+    drop(device);
+    let flags = [
+        "--device",
+        "cuda:0",
+        "--device-memory",
+        "48MiB",
+        "--host-memory",
+        "32MiB",
+    ];
+    let common = ["--context", "64", "--parallel", "1", "--step-width", "8"];
+    let flags = [&flags[..], &common].concat();
+    let limit = [("SOFTWARE_GPU_PINNED_MEMORY", "10MiB")];
+    let mut program = Program::serve_with(&smollm2(), &flags, &limit);
+    let warning = program.line_with("LimitMEMLOCK");
+    assert!(warning.contains("--host-memory"), "{warning}");
+    let address = program.address();
+    wait_until_ready(address);
+    let text = greedy(address)["text"].to_string();
+    assert!(text.contains("Paris"), "{text}");
+    let locked = get(address, "/memory").ok()["page_locked_bytes"].as_u64();
+    let locked = locked.unwrap_or_default();
+    assert!(
+        (1 << 20..10 << 20).contains(&locked),
+        "{locked} bytes are locked"
+    );
+}
+
+#[test]
 fn a_budget_beyond_what_is_free_is_refused_with_both_figures() {
     let Some(device) = device() else { return };
     let (free, _) = device.gpu.device.memory_bytes().unwrap();

@@ -30,6 +30,11 @@ pub(super) struct Program {
 impl Program {
     /// `strata serve` on a port of the kernel's choice.
     pub(super) fn serve(model: &Path, flags: &[&str]) -> Program {
+        Program::serve_with(model, flags, &[])
+    }
+
+    /// The same with these variables.
+    pub(super) fn serve_with(model: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Program {
         let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
         command
             .arg("serve")
@@ -45,6 +50,7 @@ impl Program {
                 command.env_remove(name);
             }
         }
+        command.envs(variables.iter().copied());
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
         let (lines, log) = channel();
