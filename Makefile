@@ -1,7 +1,7 @@
 # The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-checks model cuda-compiler build build-cuda demo serve test lint bench-server bench-peers clean-demo
+.PHONY: help setup setup-checks model cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers clean-demo
 
 PYTHON ?= python3
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -67,6 +67,10 @@ lint: setup-checks ## formatting, clippy and, where they are installed, cargo-de
 	cargo clippy $(CARGO_FLAGS) --workspace --all-targets -- -D warnings
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check; else echo "cargo-deny is not installed: licences not checked"; fi
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; else echo "shellcheck is not installed: shell scripts not checked"; fi
+
+gpu-check: setup cuda-compiler ## on a machine with a GPU: the tests of the CUDA device, and what it reaches
+	@$(PYTHON) scripts/gpu_check.py --collect
+	@$(PYTHON) scripts/gpu_check.py
 
 bench-server: model build ## decode and prompt speed beside llama-server, in one run
 	$(PYTHON) benches/compare_llama_server.py --strata $(STRATA) --model $(MODEL)

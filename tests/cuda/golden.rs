@@ -2,9 +2,8 @@
 
 use crate::device::device;
 use crate::placements::{Placement, on_device, open};
-use crate::run::{Sequence, all_resident, log_probabilities};
+use crate::run::{Sequence, all_resident, log_probabilities, root};
 use serde_json::Value;
-use std::path::Path;
 use strata::placement::{KvType, PlanRequest, Tier};
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -15,7 +14,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 #[test]
 fn tiny_models() {
     let Some(device) = device() else { return };
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny");
+    let folder = root().join("tests/data/tiny");
     for name in [
         "llama",
         "llama-tied",

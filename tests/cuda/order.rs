@@ -5,9 +5,9 @@ use crate::device::{Device, Wait, device};
 use crate::placements::{
     KIB, Placement, assert_same, logits, on_device, open, prompt, smallest_budgets,
 };
-use crate::run::{all_resident, load, settings};
+use crate::run::{all_resident, load, root, settings};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::PathBuf;
 use strata::placement::{ExecutorChoice, PlanRequest, Tier};
 
 /// Seeds of the scheduler.
@@ -16,11 +16,8 @@ const SEEDS: u64 = 200;
 const SEEDS_TO_FIND: u64 = 40;
 
 /// The tiny model on three tiers, so that every step reads, copies and reuses entries.
-fn on_three_tiers() -> (&'static Path, PlanRequest, Placement) {
-    let path = Path::new(concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/tests/data/tiny/llama.gguf"
-    ));
+fn on_three_tiers() -> (PathBuf, PlanRequest, Placement) {
+    let path = root().join("tests/data/tiny/llama.gguf");
     let reference = PlanRequest {
         context: 64,
         parallel: 1,
@@ -29,7 +26,7 @@ fn on_three_tiers() -> (&'static Path, PlanRequest, Placement) {
         executor: ExecutorChoice::Device,
         ..all_resident()
     };
-    let (device, host) = smallest_budgets(path, &reference);
+    let (device, host) = smallest_budgets(&path, &reference);
     let placement = Placement {
         name: "three tiers",
         request: PlanRequest {
@@ -50,10 +47,10 @@ fn two_hundred_orders() {
     }
     let (path, reference, placement) = on_three_tiers();
     let prompt = prompt(6, 256);
-    let expected = logits(&mut load(path, &reference, settings()), &prompt, 8, false);
+    let expected = logits(&mut load(&path, &reference, settings()), &prompt, 8, false);
     for seed in 1..=SEEDS {
         device.set_seed(seed);
-        let mut loaded = open(&device, path, &placement);
+        let mut loaded = open(&device, &path, &placement);
         let ours = logits(&mut loaded, &prompt, 4, false);
         drop(loaded);
         let what = format!("seed {seed}");
@@ -75,7 +72,7 @@ fn reports_without(device: &Device, wait: Wait, numbers: std::ops::Range<u64>) -
         let mut reports = Vec::new();
         for seed in 1..=SEEDS_TO_FIND {
             device.set_seed(seed);
-            let mut loaded = open(device, path, &placement);
+            let mut loaded = open(device, &path, &placement);
             software.leave_out(wait, number);
             // A report is a failure of the device, as a fault is on a GPU.
             let outcome = catch_unwind(AssertUnwindSafe(|| logits(&mut loaded, &prompt, 4, false)));

@@ -3,9 +3,8 @@
 use crate::client::Response;
 use crate::device::device;
 use crate::program::{Page, Program, get, post, wait_until_ready};
-use crate::run::smollm2;
+use crate::run::{root, smollm2};
 use serde_json::{Value, json};
-use std::path::Path;
 
 fn greedy(address: std::net::SocketAddr) -> Value {
     let body = json!({
@@ -92,7 +91,7 @@ fn a_budget_beyond_what_is_free_is_refused_with_both_figures() {
     let Some(device) = device() else { return };
     let (free, _) = device.gpu.device.memory_bytes().unwrap();
     drop(device);
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama.gguf");
+    let model = root().join("tests/data/tiny/llama.gguf");
     let wanted = (free >> 20) + 100_000;
     let budget = format!("{wanted}MiB");
     let mut program = Program::serve(&model, &["--device", "cuda:0", "--device-memory", &budget]);
@@ -108,7 +107,7 @@ fn a_budget_beyond_what_is_free_is_refused_with_both_figures() {
 fn a_device_that_is_not_there_is_exit_code_2() {
     let Some(device) = device() else { return };
     drop(device);
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama.gguf");
+    let model = root().join("tests/data/tiny/llama.gguf");
     let mut program = Program::serve(&model, &["--device", "cuda:77"]);
     assert_eq!(program.wait().code(), Some(2));
     let log = program.whole_log();

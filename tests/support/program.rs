@@ -35,7 +35,10 @@ impl Program {
 
     /// The same with these variables.
     pub(super) fn serve_with(model: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Program {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
+        // Where the test runs, which may be another machine than the one that built it.
+        let program = std::env::var_os("CARGO_BIN_EXE_strata");
+        let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_strata").into());
+        let mut command = Command::new(program);
         command
             .arg("serve")
             .arg(model)

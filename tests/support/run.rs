@@ -121,13 +121,17 @@ pub(crate) fn log_probabilities(logits: &[f32]) -> Vec<f64> {
     shifted.map(|l| l - sum.ln()).collect()
 }
 
+/// The repository, where the test runs: it may have been built elsewhere.
+pub(crate) fn root() -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR");
+    here.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
+}
+
 /// SmolLM2-135M-Instruct, which `make model` fetches.
 pub(crate) fn smollm2() -> PathBuf {
     let path = match std::env::var_os("STRATA_TEST_SMOLLM2") {
         Some(path) => PathBuf::from(path),
-        None => {
-            Path::new(env!("CARGO_MANIFEST_DIR")).join("models/SmolLM2-135M-Instruct.Q4_1.gguf")
-        }
+        None => root().join("models/SmolLM2-135M-Instruct.Q4_1.gguf"),
     };
     assert!(
         path.is_file(),

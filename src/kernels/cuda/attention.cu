@@ -1,71 +1,12 @@
 // Attention over the pages of the KV cache, and the kernel that writes to them; attention.rs has the layout of a page
 // and the definition, which these keep to bit by bit.
-#include "exact.cuh"
+#include "attention.cuh"
 
 namespace {
 
-// Positions in a page.
-constexpr uint32_t PAGE_TOKENS = 32;
 constexpr int THREADS = 256;
 // Pages that a block has at hand at once, a warp each.
 constexpr uint32_t WARPS = THREADS / 32;
-// Elements of a key or value head.
-constexpr uint32_t HEAD_LENGTH_MAX = 256;
-
-// What a page is made of, and two of it side by side as f32.
-struct F16 {
-    using Element = uint16_t;
-    __device__ __forceinline__ static uint16_t of(float value) { return exact::to_f16(value); }
-    __device__ __forceinline__ static float2 load_two(const uint16_t* from) {
-        const uint32_t both = __ldg(reinterpret_cast<const unsigned int*>(from));
-        return make_float2(exact::from_f16(both & 0xffff), exact::from_f16(both >> 16));
-    }
-};
-
-struct F32 {
-    using Element = float;
-    __device__ __forceinline__ static float of(float value) { return value; }
-    __device__ __forceinline__ static float2 load_two(const float* from) {
-        return __ldg(reinterpret_cast<const float2*>(from));
-    }
-};
-
-}  // namespace
-
-// One layer's part of every page: page p starts at elements + p * page_stride.
-struct Pages {
-    void* elements;
-    // In elements, not bytes.
-    uint64_t page_stride;
-};
-
-// Which pages the step's tokens read. Token t is at positions[t] of run runs[t], whose pages are, in order of position,
-// table[starts[run]], table[starts[run] + 1] ...
-struct Step {
-    const uint32_t* positions;
-    const uint32_t* runs;
-    const uint32_t* starts;
-    const uint32_t* table;
-};
-
-// Of one layer.
-struct Shape {
-    uint32_t heads;
-    uint32_t kv_heads;
-    uint32_t key_length;
-    uint32_t value_length;
-    // How many positions a token attends to, its own included.
-    uint32_t window;
-    float scale;
-};
-
-namespace {
-
-// The start of `page` of a run.
-template <class Format>
-__device__ __forceinline__ typename Format::Element* page_start(const Pages& pages, const uint32_t* table, uint32_t page) {
-    return static_cast<typename Format::Element*>(pages.elements) + __ldg(table + page) * pages.page_stride;
-}
 
 // Grid: x covers the elements of a token's keys and values, y is the token.
 template <class Format>
@@ -96,190 +37,168 @@ __device__ __forceinline__ void store_token(
     }
 }
 
-// What the threads of a block share about its HEADS query heads.
+// The rows of a block: HEADS query heads of each of some consecutive tokens of a run, head by head for each token.
+// Where there are fewer tokens, the last is computed several times.
 template <int HEADS>
+struct Rows {
+    // `token` is the first.
+    HeadGroup heads;
+    uint32_t tokens;
+
+    // How many tokens after the first.
+    __device__ __forceinline__ uint32_t later(uint32_t row) const { return min(row / HEADS, tokens - 1); }
+    __device__ __forceinline__ bool has(uint32_t row) const { return row / HEADS < tokens && heads.has(row % HEADS); }
+    __device__ __forceinline__ size_t index(uint32_t row, const Shape& shape) const {
+        return heads.index(row % HEADS, shape) + static_cast<size_t>(later(row)) * shape.heads;
+    }
+};
+
+// What the threads of a block share about its rows.
+template <int ROWS>
 struct Shared {
-    // Scaled queries, element by element.
-    float queries[HEAD_LENGTH_MAX][HEADS];
+    Queries<ROWS> queries;
     // Scores, then weights, of the pages at hand.
-    float weights[HEADS][WARPS][PAGE_TOKENS];
+    float weights[ROWS][WARPS][PAGE_TOKENS];
     // What sums so far are scaled with before a page is added.
-    float decay[HEADS][WARPS];
+    float decay[ROWS][WARPS];
     // The sums of weights.
-    float totals[HEADS];
+    float totals[ROWS];
 };
 
-// The slots of `page` that a token attends to: those from `start` up to `end`.
-struct Slots {
-    uint32_t start;
-    uint32_t end;
-
-    // `end` is one more than the token's position.
-    __device__ __forceinline__ Slots(uint32_t page, uint32_t first_position, uint32_t end_position) {
-        const uint32_t page_position = page * PAGE_TOKENS;
-        start = first_position > page_position ? first_position - page_position : 0;
-        end = min(end_position - page_position, PAGE_TOKENS);
-    }
-};
-
-// The scores of a page's positions, by one warp. Half a warp takes the even key elements, the other the odd ones, two
-// positions a lane: the two partial sums of the definition.
-template <class Format, int HEADS>
-__device__ __forceinline__ void page_scores(
-    Shared<HEADS>& shared, const typename Format::Element* keys, uint32_t key_length, Slots slots, uint32_t warp
-) {
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t parity = lane / 16;
-    const uint32_t slot = lane % 16 * 2;
-    float2 sums[HEADS];
-#pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-        sums[h] = make_float2(0.0f, 0.0f);
-    }
-    // What lies in slots that nothing was written to is not read.
-    if (slot < slots.end && slot + 1 >= slots.start) {
-#pragma unroll 4
-        for (uint32_t element = parity; element < key_length; element += 2) {
-            const float2 key = Format::load_two(keys + element * PAGE_TOKENS + slot);
-#pragma unroll
-            for (int h = 0; h < HEADS; h++) {
-                const float query = shared.queries[element][h];
-                sums[h].x = exact::fma(key.x, query, sums[h].x);
-                sums[h].y = exact::fma(key.y, query, sums[h].y);
-            }
-        }
-    }
-    __syncwarp();
-#pragma unroll
-    for (int h = 0; h < HEADS; h++) {
-        sums[h].x = exact::add(sums[h].x, __shfl_xor_sync(ALL_LANES, sums[h].x, 16));
-        sums[h].y = exact::add(sums[h].y, __shfl_xor_sync(ALL_LANES, sums[h].y, 16));
-        if (parity == 0) {
-            shared.weights[h][warp][slot] = sums[h].x;
-            shared.weights[h][warp][slot + 1] = sums[h].y;
-        }
-    }
-}
-
-// From the scores of a head to the weights of the values, page by page: one warp, a position a lane.
+// From the scores of a row to the weights of the values, page by page: one warp, a position a lane.
 struct Softmax {
-    float largest;
-    float total;
+    float largest = __int_as_float(0xff800000);
+    float total = 0.0f;
 
     // Returns what the sums so far are scaled with.
     __device__ __forceinline__ float weigh(float& score, Slots slots) {
-        const uint32_t lane = threadIdx.x % 32;
-        const float minus_infinity = __int_as_float(0xff800000);
-        if (lane < slots.start || lane >= slots.end) {
-            score = minus_infinity;
+        if (!slots.has(threadIdx.x % 32)) {
+            score = __int_as_float(0xff800000);
         }
-        float page_largest = score;
-        for (int distance = 16; distance > 0; distance /= 2) {
-            page_largest = exact::larger(page_largest, __shfl_xor_sync(ALL_LANES, page_largest, distance));
-        }
+        const float page_largest = largest_of_page(score);
         float decay = 1.0f;
         if (page_largest > largest) {
             decay = exact::exp(exact::sub(largest, page_largest));
             largest = page_largest;
         }
         score = exact::exp(exact::sub(score, largest));
-        float sum = score;
-        for (int distance = 16; distance > 0; distance /= 2) {
-            sum = exact::add(sum, __shfl_xor_sync(ALL_LANES, sum, distance));
-        }
-        total = exact::add(exact::mul(total, decay), sum);
+        total = exact::add(exact::mul(total, decay), sum_of_page(score));
         return decay;
     }
 };
 
-// Grid: x is the token, y the KV head, z covers the query heads that share it, HEADS at a time.
-//
-// In rounds of as many pages as there are warps: each warp makes one page's scores for all heads; then each head's
+// In rounds of as many pages as there are warps: each warp makes one page's scores for all rows; then each row's
 // weights are made by one warp, page by page; then every thread adds the values of all positions, one after another, to
-// the two elements that it has of some heads.
-template <class Format, int HEADS>
-__device__ __forceinline__ void attend(
-    const float* queries, float* out, const Pages& pages, const Step& step, const Shape& shape
+// the two elements that it has of some rows.
+//
+// All tokens lie in one page: with the first token's, a page has something for each row, but at the start of a window.
+template <class Format, int HEADS, int TOKENS>
+__device__ __forceinline__ void attend_rows(
+    Shared<HEADS * TOKENS>& shared, const Rows<HEADS>& rows, const float* queries, float* out, const Pages& pages,
+    const Step& step, const Shape& shape
 ) {
-    // A slice of the threads has all value elements, two each, of every `slices`th head.
-    constexpr int HEADS_OF_THREAD = (HEADS + 1) / 2;
-    __shared__ Shared<HEADS> shared;
-    const uint32_t token = blockIdx.x;
-    const uint32_t kv_head = blockIdx.y;
-    const uint32_t group = shape.heads / shape.kv_heads;
-    const uint32_t first_head = blockIdx.z * HEADS;
+    constexpr int ROWS = HEADS * TOKENS;
+    constexpr int ROWS_OF_WARP = (ROWS + WARPS - 1) / WARPS;
+    // A slice of the threads has all value elements, two each, of every `slices`th row.
+    constexpr int ROWS_OF_THREAD = (ROWS + 1) / 2;
+    const Context context(step, shape, rows.heads.token, rows.heads.kv_head);
+    const uint32_t last = rows.tokens - 1;
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
 
-    const uint32_t end_position = step.positions[token] + 1;
-    const uint32_t first_position = end_position > shape.window ? end_position - shape.window : 0;
-    const uint32_t end_page = (end_position + PAGE_TOKENS - 1) / PAGE_TOKENS;
-    const uint32_t* table = step.table + step.starts[step.runs[token]];
-    const uint32_t keys_offset = kv_head * shape.key_length * PAGE_TOKENS;
-    const uint32_t values_offset =
-        (shape.kv_heads * shape.key_length + kv_head * shape.value_length) * PAGE_TOKENS;
-
-    // Where there are fewer heads, the last is computed several times.
-    for (uint32_t i = threadIdx.x; i < HEADS * shape.key_length; i += THREADS) {
-        const uint32_t h = i / shape.key_length;
-        const uint32_t element = i % shape.key_length;
-        const size_t head = static_cast<size_t>(token) * shape.heads + kv_head * group + min(first_head + h, group - 1);
-        shared.queries[element][h] = exact::mul(__ldg(queries + head * shape.key_length + element), shape.scale);
-    }
+    load_queries<ROWS>(shared.queries, queries, rows, shape, THREADS);
 
     const uint32_t pairs = shape.value_length / 2;
     const uint32_t slice_threads = (pairs + 31) / 32 * 32;
     const uint32_t slices = THREADS / slice_threads;
     const uint32_t slice = threadIdx.x / slice_threads;
     const uint32_t pair = threadIdx.x % slice_threads;
-    float2 sums[HEADS_OF_THREAD];
+    float2 sums[ROWS_OF_THREAD];
 #pragma unroll
-    for (int j = 0; j < HEADS_OF_THREAD; j++) {
+    for (int j = 0; j < ROWS_OF_THREAD; j++) {
         sums[j] = make_float2(0.0f, 0.0f);
     }
-    Softmax softmax = {__int_as_float(0xff800000), 0.0f};
+    Softmax softmax[ROWS_OF_WARP];
     __syncthreads();
 
-    for (uint32_t first_page = first_position / PAGE_TOKENS; first_page < end_page; first_page += WARPS) {
-        const uint32_t count = min(WARPS, end_page - first_page);
+    for (uint32_t first_page = context.first_page; first_page < context.end_page; first_page += WARPS) {
+        const uint32_t count = min(WARPS, context.end_page - first_page);
         if (warp < count) {
             const uint32_t page = first_page + warp;
-            const auto* keys = page_start<Format>(pages, table, page) + keys_offset;
-            page_scores<Format, HEADS>(shared, keys, shape.key_length, Slots(page, first_position, end_position), warp);
-        }
-        __syncthreads();
-        if (warp < HEADS) {
-            for (uint32_t i = 0; i < count; i++) {
-                const Slots slots(first_page + i, first_position, end_position);
-                float score = shared.weights[warp][i][lane];
-                const float decay = softmax.weigh(score, slots);
-                shared.weights[warp][i][lane] = score;
-                if (lane == 0) {
-                    shared.decay[warp][i] = decay;
+            const auto* keys = page_start<Format>(pages, context.table, page) + context.keys_offset;
+            Slots slots = context.slots(page);
+            slots.end = context.slots(page, last).end;
+            float2 scores[ROWS];
+            page_scores<Format, ROWS>(scores, shared.queries, keys, shape.key_length, slots);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                if (lane < 16) {
+                    shared.weights[r][warp][2 * lane] = scores[r].x;
+                    shared.weights[r][warp][2 * lane + 1] = scores[r].y;
                 }
             }
         }
         __syncthreads();
-        if (slice < min(slices, static_cast<uint32_t>(HEADS)) && pair < pairs) {
-            for (uint32_t i = 0; i < count; i++) {
-                const Slots slots(first_page + i, first_position, end_position);
-                const auto* values = page_start<Format>(pages, table, first_page + i) + values_offset + 2 * pair;
 #pragma unroll
-                for (int j = 0; j < HEADS_OF_THREAD; j++) {
-                    const uint32_t h = slice + j * slices;
-                    if (h < HEADS) {
-                        sums[j].x = exact::mul(sums[j].x, shared.decay[h][i]);
-                        sums[j].y = exact::mul(sums[j].y, shared.decay[h][i]);
-                    }
+        for (int k = 0; k < ROWS_OF_WARP; k++) {
+            const uint32_t row = warp + k * WARPS;
+            for (uint32_t i = 0; row < ROWS && i < count; i++) {
+                const Slots slots = context.slots(first_page + i, rows.later(row));
+                if (slots.is_empty()) {
+                    continue;
                 }
-#pragma unroll 4
-                for (uint32_t slot = slots.start; slot < slots.end; slot++) {
-                    const float2 value = Format::load_two(values + slot * shape.value_length);
+                float score = shared.weights[row][i][lane];
+                const float decay = softmax[k].weigh(score, slots);
+                shared.weights[row][i][lane] = score;
+                if (lane == 0) {
+                    shared.decay[row][i] = decay;
+                }
+            }
+        }
+        __syncthreads();
+        if (slice < min(slices, static_cast<uint32_t>(ROWS)) && pair < pairs) {
+            for (uint32_t i = 0; i < count; i++) {
+                const uint32_t page = first_page + i;
+                const Slots first_slots = context.slots(page);
+                const Slots last_slots = context.slots(page, last);
+                const auto* values =
+                    page_start<Format>(pages, context.table, page) + context.values_offset + 2 * pair;
+                if (TOKENS == 1 || first_slots == last_slots) {
 #pragma unroll
-                    for (int j = 0; j < HEADS_OF_THREAD; j++) {
-                        const uint32_t h = slice + j * slices;
-                        if (h < HEADS) {
-                            const float weight = shared.weights[h][i][slot];
+                    for (int j = 0; j < ROWS_OF_THREAD; j++) {
+                        const uint32_t row = slice + j * slices;
+                        if (row < ROWS) {
+                            sums[j].x = exact::mul(sums[j].x, shared.decay[row][i]);
+                            sums[j].y = exact::mul(sums[j].y, shared.decay[row][i]);
+                        }
+                    }
+#pragma unroll 4
+                    for (uint32_t slot = first_slots.start; slot < first_slots.end; slot++) {
+                        const float2 value = Format::load_two(values + slot * shape.value_length);
+#pragma unroll
+                        for (int j = 0; j < ROWS_OF_THREAD; j++) {
+                            const uint32_t row = slice + j * slices;
+                            if (row < ROWS) {
+                                const float weight = shared.weights[row][i][slot];
+                                sums[j].x = exact::fma(value.x, weight, sums[j].x);
+                                sums[j].y = exact::fma(value.y, weight, sums[j].y);
+                            }
+                        }
+                    }
+                } else {
+                    // Where tokens end, or their windows start: each row has slots of its own.
+#pragma unroll
+                    for (int j = 0; j < ROWS_OF_THREAD; j++) {
+                        const uint32_t row = slice + j * slices;
+                        const Slots slots = context.slots(page, rows.later(row));
+                        if (row >= ROWS || slots.is_empty()) {
+                            continue;
+                        }
+                        sums[j].x = exact::mul(sums[j].x, shared.decay[row][i]);
+                        sums[j].y = exact::mul(sums[j].y, shared.decay[row][i]);
+                        for (uint32_t slot = slots.start; slot < slots.end; slot++) {
+                            const float2 value = Format::load_two(values + slot * shape.value_length);
+                            const float weight = shared.weights[row][i][slot];
                             sums[j].x = exact::fma(value.x, weight, sums[j].x);
                             sums[j].y = exact::fma(value.y, weight, sums[j].y);
                         }
@@ -291,22 +210,70 @@ __device__ __forceinline__ void attend(
         __syncthreads();
     }
 
-    if (warp < HEADS && lane == 0) {
-        shared.totals[warp] = softmax.total;
+#pragma unroll
+    for (int k = 0; k < ROWS_OF_WARP; k++) {
+        if (warp + k * WARPS < ROWS && lane == 0) {
+            shared.totals[warp + k * WARPS] = softmax[k].total;
+        }
     }
     __syncthreads();
     if (slice >= slices || pair >= pairs) {
         return;
     }
 #pragma unroll
-    for (int j = 0; j < HEADS_OF_THREAD; j++) {
-        const uint32_t h = slice + j * slices;
-        if (h < HEADS && first_head + h < group) {
-            const size_t head = static_cast<size_t>(token) * shape.heads + kv_head * group + first_head + h;
-            float* to = out + head * shape.value_length + 2 * pair;
-            to[0] = exact::div(sums[j].x, shared.totals[h]);
-            to[1] = exact::div(sums[j].y, shared.totals[h]);
+    for (int j = 0; j < ROWS_OF_THREAD; j++) {
+        const uint32_t row = slice + j * slices;
+        if (row < ROWS && rows.has(row)) {
+            float* to = out + rows.index(row, shape) * shape.value_length + 2 * pair;
+            to[0] = exact::div(sums[j].x, shared.totals[row]);
+            to[1] = exact::div(sums[j].y, shared.totals[row]);
         }
+    }
+}
+
+// Rows that a block computes together where a run has several tokens.
+constexpr int SHARED_ROWS = 8;
+
+// How many tokens the block of `token` computes: none where the block of an earlier one does. Those are the tokens of a
+// run whose positions are the same but for the remainder modulo TOKENS.
+template <int TOKENS>
+__device__ __forceinline__ uint32_t tokens_of_block(const Step& step, uint32_t token) {
+    static_assert(TOKENS < 32 && PAGE_TOKENS % TOKENS == 0, "a lane for each token, and all of them in one page");
+    if (TOKENS == 1) {
+        return 1;
+    }
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t later = token + lane;
+    bool follows = false;
+    if (later > 0 && later < gridDim.x && lane < TOKENS) {
+        const uint32_t position = step.positions[later];
+        follows = step.runs[later] == step.runs[later - 1] && position == step.positions[later - 1] + 1 &&
+                  position % TOKENS != 0;
+    }
+    const uint32_t all = __ballot_sync(ALL_LANES, follows);
+    return all % 2 == 1 ? 0 : __ffs(~(all >> 1));
+}
+
+// Grid: x is the token, y the KV head, z covers the query heads that share it, HEADS at a time.
+//
+// Tokens of a prompt read the same pages: a block computes several of them. For 128 elements in f16 and n rows, a
+// position takes 256 * n multiply-adds, 2 * n cycles of a multiprocessor or more, and 512 bytes: at most 32 bytes a
+// cycle for eight rows, what the second cache gives; for the one row of a model without grouped heads it would be 256.
+template <class Format, int HEADS>
+__device__ __forceinline__ void attend(
+    const float* queries, float* out, const Pages& pages, const Step& step, const Shape& shape
+) {
+    constexpr int TOKENS = SHARED_ROWS / HEADS;
+    __shared__ union {
+        Shared<HEADS> of_one;
+        Shared<SHARED_ROWS> of_several;
+    } shared;
+    const HeadGroup heads = {blockIdx.x, blockIdx.y, shape.heads / shape.kv_heads, blockIdx.z * HEADS};
+    const Rows<HEADS> rows = {heads, tokens_of_block<TOKENS>(step, heads.token)};
+    if (rows.tokens == 1) {
+        attend_rows<Format, HEADS, 1>(shared.of_one, rows, queries, out, pages, step, shape);
+    } else if (TOKENS > 1 && rows.tokens > 1) {
+        attend_rows<Format, HEADS, TOKENS>(shared.of_several, rows, queries, out, pages, step, shape);
     }
 }
 

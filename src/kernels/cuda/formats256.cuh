@@ -34,6 +34,9 @@ __device__ __forceinline__ int dot16(const int (&values)[4], const int8_t* quant
 // Q4_K and Q5_K: lane (pair, half) has half of sub-block 2 * pair, stored in low nibbles, and of sub-block
 // 2 * pair + 1, in the high nibbles of the same bytes.
 struct NibblesK {
+    // How many elements have one scale.
+    static constexpr int SCALE_ELEMENTS = 32;
+
     int low[4];
     int high[4];
     int scales[2];
@@ -116,6 +119,8 @@ struct Q5_K : NibblesK {
 // Q2_K, Q3_K and Q6_K: lane (half, eighth) has eight elements of each quarter of a half of the block: those from
 // 128 * half + 32 * quarter + 8 * eighth on. A sub-block of 16 has one scale.
 struct QuartersK {
+    static constexpr int SCALE_ELEMENTS = 16;
+
     int values[4][2];
     int scales[4];
     float scale;

@@ -2,30 +2,10 @@
 //
 // Sixteen lanes for each row: lane i holds the partial sum of the elements i, i + 16, i + 32 ..., a chain of fused
 // multiply-adds. A row whose length is no multiple of 16 continues with zeros.
+#include "floats.cuh"
 #include "matmul.cuh"
 
 namespace {
-
-struct F32 {
-    static constexpr int BYTES = 4;
-    __device__ __forceinline__ static float load(const uint8_t* row, uint32_t element) {
-        return __ldg(reinterpret_cast<const float*>(row) + element);
-    }
-};
-
-struct F16 {
-    static constexpr int BYTES = 2;
-    __device__ __forceinline__ static float load(const uint8_t* row, uint32_t element) {
-        return exact::from_f16(__ldg(reinterpret_cast<const unsigned short*>(row) + element));
-    }
-};
-
-struct BF16 {
-    static constexpr int BYTES = 2;
-    __device__ __forceinline__ static float load(const uint8_t* row, uint32_t element) {
-        return exact::from_bf16(__ldg(reinterpret_cast<const unsigned short*>(row) + element));
-    }
-};
 
 // Grid: x covers the rows, half a warp each; y the tokens.
 template <class Format, int TOKENS>

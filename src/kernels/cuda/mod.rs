@@ -20,8 +20,9 @@
 //!
 //! Products of up to eight tokens are made for decoding, where the memory's rate is the limit: they read weights straight
 //! into registers. Those of more tokens work on tiles of rows and tokens in shared memory, where unpacked weights serve
-//! 16 or 32 tokens; there integer arithmetic is the limit. Attention is a block of threads for each token and KV head,
-//! which fills the device with prompts and with many sequences; `long_attention` splits the work of few tokens further.
+//! 16 or 32 tokens; there integer arithmetic is the limit. Attention is a block of threads for each token and KV head, or
+//! for some neighbouring tokens of a prompt: enough to fill the device with prompts and with many sequences.
+//! `long_attention` splits the work of few tokens further.
 //!
 //! Called by the engine thread (through model).
 #![expect(unsafe_code, reason = "launches kernels over device addresses")]

@@ -1,20 +1,30 @@
 //! Products with weights in device memory, and the 8-bit form of their input: `matmul_blocks32.cu`,
-//! `matmul_blocks256.cu`, `matmul_floats.cu` and `quantise.cu`.
+//! `matmul_blocks256.cu` and `matmul_floats.cu` for few tokens, `tiles_blocks32.cu`, `tiles_blocks256.cu` and
+//! `tiles_floats.cu` for many, and `quantise.cu`.
 
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
 
-use super::module::{Grid, Kernel, Module, argument, source};
+use super::module::{Grid, Kernel, Module, Source, argument, source};
 use super::{CudaKernels, DeviceAddress, KernelError, count};
 use crate::gguf::TensorType;
 use crate::kernels::blocks::{Storage, storage};
 
-/// The token counts that product kernels are compiled for.
+/// The token counts that the products of few tokens are compiled for.
 const TOKENS: [u32; 4] = [1, 2, 4, 8];
 
 /// As in `matmul.cuh`.
 const MATMUL_THREADS: u32 = 128;
+
+/// The token counts of a tile. More tokens than the last of `TOKENS` are computed in tiles: memory then gives the weights
+/// once, and unpacking them is shared.
+const TILE_TOKENS: [u32; 2] = [16, 32];
+
+/// As in `tiles.cuh`, `tiles_blocks32.cu` and `tiles_floats.cu`.
+const TILE_ROWS: u32 = 64;
+const TILE_THREADS: u32 = 128;
+const FLOAT_TILE_ROWS: u32 = 32;
 
 /// How a product takes its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,27 +118,52 @@ pub struct MatrixProduct {
 pub(super) struct Kernels {
     quantise_blocks32: Kernel,
     quantise_blocks256: Kernel,
-    /// By type, as in `TensorType::ALL`, and number of tokens, as in `TOKENS`.
-    products: Vec<[Kernel; TOKENS.len()]>,
+    /// As in `TensorType::ALL`.
+    products: Vec<OfType>,
+}
+
+/// The products with one type of weights.
+struct OfType {
+    /// As in `TOKENS`.
+    few: [Kernel; TOKENS.len()],
+    /// As in `TILE_TOKENS`.
+    tiles: [Kernel; TILE_TOKENS.len()],
+}
+
+/// The products with one form of input.
+struct Modules {
+    few: Arc<Module>,
+    tiles: Arc<Module>,
 }
 
 impl Kernels {
     pub(super) fn load(context: &Arc<CudaContext>) -> Result<Kernels, KernelError> {
         let quantise = Module::load(context, &source!("quantise"))?;
-        let floats = Module::load(context, &source!("matmul_floats"))?;
-        let blocks32 = Module::load(context, &source!("matmul_blocks32"))?;
-        let blocks256 = Module::load(context, &source!("matmul_blocks256"))?;
+        let modules = |few: &Source, tiles: &Source| {
+            Ok(Modules {
+                few: Module::load(context, few)?,
+                tiles: Module::load(context, tiles)?,
+            })
+        };
+        let floats = modules(&source!("matmul_floats"), &source!("tiles_floats"))?;
+        let blocks32 = modules(&source!("matmul_blocks32"), &source!("tiles_blocks32"))?;
+        let blocks256 = modules(&source!("matmul_blocks256"), &source!("tiles_blocks256"))?;
         let mut products = Vec::new();
         for kind in TensorType::ALL {
-            let module = match InputForm::of(kind) {
+            let modules = match InputForm::of(kind) {
                 InputForm::Floats => &floats,
                 InputForm::Blocks32 => &blocks32,
                 InputForm::Blocks256 => &blocks256,
             };
-            let kernel =
-                |tokens| module.kernel(format!("matmul_{}_{tokens}", kind.name().to_lowercase()));
-            let [one, two, four, eight] = TOKENS.map(kernel);
-            products.push([one?, two?, four?, eight?]);
+            let name = kind.name().to_lowercase();
+            let few = |tokens| modules.few.kernel(format!("matmul_{name}_{tokens}"));
+            let tile = |tokens| modules.tiles.kernel(format!("matmul_{name}_tile_{tokens}"));
+            let [one, two, four, eight] = TOKENS.map(few);
+            let [small, large] = TILE_TOKENS.map(tile);
+            products.push(OfType {
+                few: [one?, two?, four?, eight?],
+                tiles: [small?, large?],
+            });
         }
         Ok(Kernels {
             quantise_blocks32: quantise.kernel("quantise_blocks32".to_owned())?,
@@ -136,6 +171,55 @@ impl Kernels {
             products,
         })
     }
+
+    fn of(&self, kind: TensorType) -> &OfType {
+        let index = TensorType::ALL.iter().position(|other| *other == kind);
+        match index.and_then(|index| self.products.get(index)) {
+            Some(of_type) => of_type,
+            None => unreachable!("{kind:?} is a type"),
+        }
+    }
+}
+
+impl OfType {
+    /// A group of tokens for each y, rows along x.
+    fn few(&self, form: InputForm, rows: u32, tokens: u32) -> (&Kernel, Grid) {
+        let size = size_for(&TOKENS, tokens);
+        let rows_of_block = match form {
+            InputForm::Floats => MATMUL_THREADS / 16,
+            InputForm::Blocks32 | InputForm::Blocks256 => MATMUL_THREADS / 32,
+        };
+        let grid = Grid {
+            x: rows.div_ceil(rows_of_block),
+            y: tokens.div_ceil(TOKENS[size]),
+            z: 1,
+            threads: MATMUL_THREADS,
+        };
+        (&self.few[size], grid)
+    }
+
+    /// Tiles: tokens along x, rows along y.
+    fn tiles(&self, form: InputForm, rows: u32, tokens: u32) -> (&Kernel, Grid) {
+        let size = size_for(&TILE_TOKENS, tokens);
+        let (tile_rows, threads) = match form {
+            InputForm::Floats => (FLOAT_TILE_ROWS, 2 * TILE_THREADS),
+            InputForm::Blocks32 => (TILE_ROWS, 2 * TILE_THREADS),
+            InputForm::Blocks256 => (TILE_ROWS, TILE_THREADS),
+        };
+        let grid = Grid {
+            x: tokens.div_ceil(TILE_TOKENS[size]),
+            y: rows.div_ceil(tile_rows),
+            z: 1,
+            threads,
+        };
+        (&self.tiles[size], grid)
+    }
+}
+
+/// The place of the first of `sizes` that holds so many tokens, or of the last.
+fn size_for(sizes: &[u32], tokens: u32) -> usize {
+    let place = sizes.iter().position(|size| tokens <= *size);
+    place.unwrap_or(sizes.len() - 1)
 }
 
 impl CudaKernels {
@@ -178,7 +262,7 @@ impl CudaKernels {
     /// The weights are not aligned, or the driver refuses.
     ///
     /// # Panics
-    /// When a row is not a whole number of blocks or the rows do not fit the stride.
+    /// When a row is not a whole number of blocks, the rows do not fit the stride, or there are more than two million.
     pub fn matmul(&self, stream: &CudaStream, product: &MatrixProduct) -> Result<(), KernelError> {
         let DeviceMatrix {
             kind,
@@ -200,25 +284,14 @@ impl CudaKernels {
         let first = product.output.after(4 * product.first_column as u64);
         let (rows, columns) = (count(rows), count(columns));
         let (tokens, stride) = (count(product.tokens), count(product.stride));
-        let index = TensorType::ALL.iter().position(|other| *other == kind);
-        let kernels = index.and_then(|index| self.products.products.get(index));
-        let at_once = TOKENS.iter().position(|at_once| tokens <= *at_once);
-        let at_once = at_once.unwrap_or(TOKENS.len() - 1);
-        let Some(kernel) = kernels.and_then(|kernels| kernels.get(at_once)) else {
-            unreachable!("{kind:?} is a type");
+        let of_type = self.products.of(kind);
+        let form = InputForm::of(kind);
+        let (kernel, grid) = match tokens <= TOKENS[TOKENS.len() - 1] {
+            true => of_type.few(form, rows, tokens),
+            false => of_type.tiles(form, rows, tokens),
         };
-        let rows_of_block = match InputForm::of(kind) {
-            InputForm::Floats => MATMUL_THREADS / 16,
-            InputForm::Blocks32 | InputForm::Blocks256 => MATMUL_THREADS / 32,
-        };
-        let grid = Grid {
-            x: rows.div_ceil(rows_of_block),
-            y: tokens.div_ceil(TOKENS[at_once]),
-            z: 1,
-            threads: MATMUL_THREADS,
-        };
-        // SAFETY: (weights, x, y, rows, columns, tokens, stride), as `MATMUL_KERNEL` declares them; whoever made the
-        // addresses answers for the rows of weights, and for `tokens` rows of input and output.
+        // SAFETY: (weights, x, y, rows, columns, tokens, stride), as `MATMUL_KERNEL` and `TILE_KERNEL` declare them;
+        // whoever made the addresses answers for the rows of weights, and for `tokens` rows of input and output.
         unsafe {
             kernel.launch(
                 stream,

@@ -4,7 +4,10 @@ use rand_chacha::ChaCha8Rng;
 
 use super::device::Buffer;
 use super::*;
-use crate::kernels::cuda::{Attention, DevicePages, DeviceRuns, PagePrecision, StoreKv};
+use crate::kernels::cuda::{
+    Attention, DevicePages, DeviceRuns, LongAttention, PagePrecision, StoreKv,
+    long_attention_scratch_bytes,
+};
 use crate::kernels::{
     AttentionRun, AttentionShape, ComputePool, InstructionSet, PAGE_TOKENS, PageView, PageViewMut,
     attention, store_kv,
@@ -15,8 +18,19 @@ const BEFORE: usize = 64;
 const AFTER: usize = 32;
 
 /// The position of the first token of the step, and how many tokens follow: a sequence's first token, the edges of
-/// pages, a whole prompt, a chunk of one, and more pages than a block has at hand at once.
-const RUNS: [(usize, usize); 5] = [(0, 1), (31, 2), (0, 33), (77, 3), (300, 2)];
+/// pages, a whole prompt, a position that would follow it, a chunk of one, more pages than a block has at hand at once,
+/// and more than a warp has lanes.
+const RUNS: [(usize, usize); 7] = [
+    (0, 1),
+    (31, 2),
+    (0, 33),
+    (33, 2),
+    (77, 3),
+    (300, 2),
+    (1100, 1),
+];
+/// Pages, and more than the runs need.
+const PAGES: u32 = 64;
 
 /// All pages on the host.
 enum Pages {
@@ -110,11 +124,15 @@ impl Tokens {
 }
 
 fn check(shape: AttentionShape, precision: PagePrecision) {
+    check_scaled(shape, precision, shape.scale());
+}
+
+fn check_scaled(shape: AttentionShape, precision: PagePrecision, scale: f32) {
     let Some(device) = device() else { return };
-    let what = format!("{shape:?}, {precision:?}");
+    let what = format!("{shape:?}, {precision:?}, scale {scale}");
     let mut rng = ChaCha8Rng::seed_from_u64(31);
     let stride = BEFORE + shape.page_elements() + AFTER;
-    let mut ids: Vec<u32> = (0..32).collect();
+    let mut ids: Vec<u32> = (0..PAGES).collect();
     ids.shuffle(&mut rng);
     let mut pages = Pages::new(precision, ids.len() * stride);
     let pages_there = pages.upload(&device);
@@ -182,7 +200,6 @@ fn check(shape: AttentionShape, precision: PagePrecision) {
     );
     let queries_there = device.upload(&queries);
     let out = device.unwritten(tokens.count * shape.heads * shape.value_length);
-    let scale = 1.0 / (shape.key_length as f32).sqrt();
     let launch = Attention {
         shape,
         pages: device_pages,
@@ -196,6 +213,23 @@ fn check(shape: AttentionShape, precision: PagePrecision) {
         .kernels
         .attention(&device.stream, &launch)
         .expect("a launch");
+    let positions = RUNS.iter().map(|(first, count)| first + count).max();
+    let positions = positions.unwrap_or(0);
+    let scratch_bytes = long_attention_scratch_bytes(&shape, tokens.count, positions);
+    let scratch = device.unwritten(scratch_bytes as usize / 4);
+    let long_out = device.unwritten(tokens.count * shape.heads * shape.value_length);
+    let long = LongAttention {
+        attention: Attention {
+            output: long_out.address(),
+            ..launch
+        },
+        positions,
+        scratch: scratch.address(),
+    };
+    device
+        .kernels
+        .long_attention(&device.stream, &long)
+        .expect("three launches");
 
     let views: Vec<Vec<PageView<'_>>> = RUNS
         .iter()
@@ -221,6 +255,7 @@ fn check(shape: AttentionShape, precision: PagePrecision) {
     attention(&pool, &shape, scale, &queries, &runs, &mut expected);
     assert!(expected.iter().all(|value| value.is_finite()), "{what}");
     assert_same_bits(&out.floats(), &expected, &what);
+    assert_same_bits(&long_out.floats(), &expected, &format!("{what}, long"));
 }
 
 fn shape(heads: usize, kv_heads: usize, key_length: usize, value_length: usize) -> AttentionShape {
@@ -263,6 +298,13 @@ fn more_heads_than_a_block_computes_have_the_bits_of_the_host() {
 }
 
 #[test]
+fn steep_weights_have_the_bits_of_the_host() {
+    // Few positions count, and the largest score is found again and again.
+    check_scaled(shape(4, 1, 64, 32), PagePrecision::F16, 8.0);
+    check_scaled(shape(2, 2, 64, 32), PagePrecision::F32, 8.0);
+}
+
+#[test]
 fn windows_have_the_bits_of_the_host() {
     for window in [1, 31, 32, 33, 100, 1000] {
         check(
@@ -273,4 +315,11 @@ fn windows_have_the_bits_of_the_host() {
             PagePrecision::F16,
         );
     }
+    check(
+        AttentionShape {
+            window: Some(35),
+            ..shape(2, 2, 16, 16)
+        },
+        PagePrecision::F32,
+    );
 }

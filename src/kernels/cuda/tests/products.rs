@@ -8,13 +8,18 @@ use crate::kernels::cuda::{
 };
 use crate::kernels::{Activations, ComputePool, InstructionSet, MatrixView, OutputRows, matmul};
 
-const WIDTHS: [usize; 6] = [1, 2, 3, 8, 9, 17];
+/// Around the numbers of tokens that a pass over the weights serves.
+const WIDTHS: [usize; 10] = [1, 2, 3, 8, 9, 16, 17, 33, 64, 65];
 
-/// Columns in blocks of the type, or elements of float types: fewer than a warp takes at once, exactly that many, and
-/// some more.
+/// Rows and widths around those of several tiles.
+const TILE_ROWS: [usize; 5] = [32, 33, 64, 65, 131];
+const TILE_WIDTHS: [usize; 3] = [9, 32, 40];
+
+/// Columns in blocks of the type, or elements of float types: fewer than a warp or a tile takes at once, exactly that
+/// many, and some more.
 fn column_counts(kind: TensorType) -> &'static [usize] {
     match kind.block_elements() {
-        1 => &[1, 13, 16, 77],
+        1 => &[1, 13, 16, 64, 77],
         32 => &[32, 5 * 32, 8 * 32, 19 * 32],
         _ => &[256, 3 * 256, 4 * 256, 9 * 256],
     }
@@ -105,30 +110,47 @@ fn on_the_device(
     ours
 }
 
+/// A matrix of one shape and style, at some widths.
+fn check_matrix(
+    device: &Device,
+    kind: TensorType,
+    (rows, columns): (usize, usize),
+    style: Style,
+    widths: &[usize],
+) {
+    let mut rng = ChaCha8Rng::seed_from_u64(u64::from(kind.code()) + (rows * columns) as u64);
+    let widest = widths.iter().copied().max().unwrap_or(0);
+    let bytes = weights(&mut rng, kind, rows * columns, style);
+    let weight = MatrixView::new(kind, rows, columns, &bytes);
+    let x = inputs(&mut rng, widest * columns, style);
+    let expected = on_the_host(&weight, &x, widest);
+    for &width in widths {
+        // At the type's alignment and no better.
+        let offset = DeviceMatrix::alignment(kind) as usize;
+        let ours = on_the_device(device, &weight, offset, &x, width);
+        let what = format!(
+            "{} {rows} x {columns}, {style:?}, width {width}",
+            kind.name()
+        );
+        // One expectation serves all widths: a token's bits do not depend on its company.
+        assert_same_bits(&ours, &expected[..width * rows], &what);
+    }
+}
+
 /// Every shape and style of one type, at every width.
 fn check(kind: TensorType) {
     let Some(device) = device() else { return };
-    let mut rng = ChaCha8Rng::seed_from_u64(u64::from(kind.code()));
-    let widest = WIDTHS.into_iter().max().unwrap_or(0);
+    let block = kind.block_elements();
+    // Two blocks, or so many elements that a tile takes them in two stages.
+    let columns = if block == 1 { 67 } else { 2 * block };
     for style in STYLES {
         for columns in column_counts(kind) {
-            for rows in [1, 5, 21] {
-                let bytes = weights(&mut rng, kind, rows * columns, style);
-                let weight = MatrixView::new(kind, rows, *columns, &bytes);
-                let x = inputs(&mut rng, widest * columns, style);
-                let expected = on_the_host(&weight, &x, widest);
-                for width in WIDTHS {
-                    // At the type's alignment and no better.
-                    let offset = DeviceMatrix::alignment(kind) as usize;
-                    let ours = on_the_device(&device, &weight, offset, &x, width);
-                    let what = format!(
-                        "{} {rows} x {columns}, {style:?}, width {width}",
-                        kind.name()
-                    );
-                    // One expectation serves all widths: a token's bits do not depend on its company.
-                    assert_same_bits(&ours, &expected[..width * rows], &what);
-                }
+            for rows in [1, 21] {
+                check_matrix(&device, kind, (rows, *columns), style, &WIDTHS);
             }
+        }
+        for rows in TILE_ROWS {
+            check_matrix(&device, kind, (rows, columns), style, &TILE_WIDTHS);
         }
     }
 }
@@ -212,6 +234,23 @@ fn infinities_and_nans_reach_every_result_that_uses_their_block() {
             let ours = on_the_device(&device, &weight, 0, &x, 2);
             assert!(ours[0].is_nan() && ours[1].is_nan(), "{ours:?}");
             assert_same_bits(&ours, &on_the_host(&weight, &x, 2), kind.name());
+        }
+    }
+}
+
+#[test]
+fn products_that_vanish_keep_their_sign() {
+    let Some(device) = device() else { return };
+    // As many columns as there are partial sums: zeros that were added to them would make 0 of -0.
+    for columns in [16, 80] {
+        let bytes = [1e-30f32.to_le_bytes(); 80].concat();
+        let weight = MatrixView::new(TensorType::F32, 1, columns, &bytes[..4 * columns]);
+        let x = vec![-1e-30; 9 * columns];
+        for width in [1, 9] {
+            let ours = on_the_device(&device, &weight, 0, &x, width);
+            assert_same_bits(&ours, &vec![-0.0; width], "vanishing products");
+            let expected = on_the_host(&weight, &x[..width * columns], width);
+            assert_same_bits(&ours, &expected, "on the host");
         }
     }
 }
