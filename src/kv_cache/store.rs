@@ -59,6 +59,15 @@ impl KvStore {
         self.kind
     }
 
+    /// The most query heads of any layer.
+    pub fn heads_max(&self) -> usize {
+        self.layers
+            .iter()
+            .map(|layer| layer.heads)
+            .max()
+            .unwrap_or(0)
+    }
+
     /// Elements of a page, all layers.
     pub fn page_elements(&self) -> usize {
         self.page_elements

@@ -11,14 +11,18 @@ use super::step::{Input, LayerCache, Norm, Values};
 use super::{Batch, StepError};
 use crate::kernels::cuda::{
     AddBias, AddRmsNorm, Attention, CudaKernels, DequantiseRows, DeviceAddress, DeviceMatrix,
-    DevicePages, DeviceRuns, GatherRows, InputForm, KernelError, MatrixProduct, PagePrecision,
-    QuantiseRows, Rope, SiluMul, StoreKv, quantised_input_bytes,
+    DevicePages, DeviceRuns, GatherRows, InputForm, KernelError, LongAttention, MatrixProduct,
+    PagePrecision, QuantiseRows, Rope, SiluMul, StoreKv, long_attention_scratch_bytes,
+    quantised_input_bytes,
 };
 use crate::kernels::{
-    self, Activations, ComputePool, MatrixView, OutputRows, Product, RopeAngles, RopePairs,
+    self, Activations, AttentionShape, ComputePool, MatrixView, OutputRows, Product, RopeAngles,
+    RopePairs,
 };
 use crate::memory::{Crossing, CudaDevice, CudaError, MemoryError, Region};
-use crate::placement::{KvType, Plan, Tier};
+use crate::placement::{
+    KvType, Plan, SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, Tier,
+};
 use crate::weights::{Arenas, GatheredRows, Lease, Pass};
 use std::cell::OnceCell;
 use std::sync::Arc;
@@ -47,6 +51,8 @@ struct Told {
     table: usize,
     angles: usize,
     rotated_pairs: usize,
+    /// More than the position of any token.
+    positions_end: usize,
 }
 
 /// A CUDA device as the one who computes steps.
@@ -64,6 +70,8 @@ pub(super) struct CudaCompute {
     /// Where the 8-bit forms of a product's input are, in blocks of 32 and of 256, when the step has needed them: one
     /// product after the other has them there.
     quantised: [Option<usize>; 2],
+    /// Where the scores of long contexts are, when the step has needed them: one layer after the other has them there.
+    scores: Option<usize>,
     told: Told,
     host: HostCompute,
 }
@@ -87,6 +95,7 @@ impl CudaCompute {
             used: 0,
             widest_input: 0,
             quantised: [None; 2],
+            scores: None,
             told: Told::default(),
             host: HostCompute { pool },
         })
@@ -114,6 +123,7 @@ impl CudaCompute {
         self.synchronise()?;
         self.used = self.vectors_end;
         self.quantised = [None; 2];
+        self.scores = None;
         let (mut positions, mut runs) = (Vec::new(), Vec::new());
         let (mut starts, mut table) = (Vec::new(), Vec::new());
         for (index, run) in (0u32..).zip(&batch.runs) {
@@ -130,6 +140,7 @@ impl CudaCompute {
             table: self.send(&table),
             angles: self.send(angles.rotations()),
             rotated_pairs: angles.pairs(),
+            positions_end: positions.iter().max().map_or(0, |&last| last as usize + 1),
         };
         Ok(())
     }
@@ -393,26 +404,47 @@ impl CudaCompute {
     }
 
     pub(super) fn attend(
-        &self,
+        &mut self,
         cache: &mut LayerCache<'_>,
         query: &Values,
         out: &Values,
     ) -> Result<(), StepError> {
         let shape = *cache.kv.shape(cache.layer);
         let tokens = self.told.width;
-        self.kernels.attention(
-            self.device.compute_stream(),
-            &Attention {
-                shape,
-                pages: pages_of(cache),
-                runs: self.runs(),
-                tokens,
-                queries: self.address_of(query, tokens * shape.heads * shape.key_length),
-                output: self.address_of(out, tokens * shape.heads * shape.value_length),
-                scale: shape.scale(),
-            },
-        )?;
-        Ok(())
+        let attention = Attention {
+            shape,
+            pages: pages_of(cache),
+            runs: self.runs(),
+            tokens,
+            queries: self.address_of(query, tokens * shape.heads * shape.key_length),
+            output: self.address_of(out, tokens * shape.heads * shape.value_length),
+            scale: shape.scale(),
+        };
+        let positions = self.told.positions_end;
+        let is_split = tokens <= SPLIT_ATTENTION_TOKENS_MAX as usize
+            && positions >= SPLIT_ATTENTION_POSITIONS_MIN as usize;
+        if !is_split {
+            let stream = self.device.compute_stream();
+            return Ok(self.kernels.attention(stream, &attention)?);
+        }
+        let offset = match self.scores {
+            Some(offset) => offset,
+            None => {
+                let widest = AttentionShape {
+                    heads: cache.kv.heads_max(),
+                    ..shape
+                };
+                self.take(long_attention_scratch_bytes(&widest, tokens, positions) as usize)
+            }
+        };
+        self.scores = Some(offset);
+        let split = LongAttention {
+            attention,
+            positions,
+            scratch: self.address(offset),
+        };
+        let stream = self.device.compute_stream();
+        Ok(self.kernels.long_attention(stream, &split)?)
     }
 
     pub(super) fn silu_mul(

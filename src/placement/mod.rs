@@ -34,7 +34,7 @@ pub use plan::{GatherBuffer, KvSplit, KvType, Plan, Ring, TierSplit};
 pub use planner::{DeviceKind, ExecutorChoice, PlanRequest, plan};
 pub use rates::{HardwareCard, Rates, RatesError};
 pub use refusal::{Advice, PlanError, Refusal, Shortage};
-pub use scratch::ScratchItem;
+pub use scratch::{SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, ScratchItem};
 pub use simulate::{Bound, Prediction};
 
 use std::fmt;

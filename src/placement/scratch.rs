@@ -35,6 +35,14 @@ pub(super) const CROSSING: &str = "what crosses the link with a step";
 const BUFFER_ALIGNMENT: u64 = 256;
 /// More buffers than a step has on a CUDA device beside norms, and things that cross the link with it apart from rows.
 const BUFFERS_OF_A_STEP: u64 = 64;
+/// On a CUDA device attention splits the positions of a token where a step has at most so many tokens, over contexts of at
+/// least so many positions: more tokens, or fewer positions, keep the device's multiprocessors busy by themselves. (By
+/// arithmetic, for some 100 multiprocessors and 8 KV heads; not measured.)
+pub const SPLIT_ATTENTION_TOKENS_MAX: u32 = 4;
+pub const SPLIT_ATTENTION_POSITIONS_MIN: u32 = 1024;
+/// Bytes for each page of a token's context and each of its heads: a score (4) for each position, and decay and sum (8).
+const SPLIT_ATTENTION_PAGE_BYTES: u64 = 4 * super::PAGE_TOKENS as u64 + 8;
+
 /// What a kernel is told of a token (position and run, 8 bytes; the address of its embedding row; its number, where its
 /// successor is wanted) and of a run (4 bytes; a run has a token at least).
 const DESCRIPTION_OF_A_TOKEN_BYTES: u64 = 8 + 8 + 4 + 4;
@@ -180,6 +188,17 @@ pub(super) fn items(
             needs.small_bytes.saturating_mul(2).saturating_add(vectors),
         );
         add(Tier::Device, "embedding rows of a step", rows);
+        if request.context >= SPLIT_ATTENTION_POSITIONS_MIN {
+            let tokens = width.min(u64::from(SPLIT_ATTENTION_TOKENS_MAX));
+            let heads = tokens * widest(&shape.head_count, 1);
+            let context_pages = u64::from(request.context.div_ceil(super::PAGE_TOKENS));
+            let bytes = context_pages.saturating_mul(SPLIT_ATTENTION_PAGE_BYTES) + 4;
+            add(
+                Tier::Device,
+                "scores of long contexts",
+                heads.saturating_mul(bytes),
+            );
+        }
         add(
             Tier::Device,
             "what kernels are told of a step, and boundaries of buffers",

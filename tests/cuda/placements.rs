@@ -3,7 +3,7 @@
 
 use crate::device::{Device, device};
 use crate::models::{RandomOptions, VocabularyKind, random};
-use crate::run::{MIB, Sequence, all_resident, load, settings, smollm2};
+use crate::run::{MIB, Sequence, all_resident, load, root, settings, smollm2};
 use std::path::Path;
 use strata::gguf::TensorType;
 use strata::kernels::ComputePool;
@@ -245,6 +245,41 @@ fn blocks_of_256() {
 #[test]
 fn a_tied_head() {
     check_small(TensorType::Q8_0, true);
+}
+
+#[test]
+fn a_long_context() {
+    let Some(device) = device() else { return };
+    let path = root().join("tests/data/tiny/llama.gguf");
+    let reference = PlanRequest {
+        context: 1536,
+        parallel: 1,
+        step_width: Some(8),
+        ..all_resident()
+    };
+    let placement = Placement {
+        name: "all on the device",
+        request: on_device(&reference, 1 << 28, 1 << 28),
+        homes: &[Tier::Device],
+    };
+    // What nobody has written is zeros on both, so the tokens before need not be computed. Split, and not, by the widths
+    // and by the positions.
+    let steps = |loaded: &mut LoadedModel| -> Vec<Vec<u32>> {
+        let cases = [(1500, 1), (1490, 4), (1023, 1), (1022, 1), (1200, 5)];
+        cases
+            .iter()
+            .map(|&(before, tokens)| {
+                let mut sequence = Sequence::new(0, 48);
+                sequence.tokens = vec![0; before];
+                let logits = sequence.step(loaded, &prompt(tokens, 256));
+                logits.iter().map(|logit| logit.to_bits()).collect()
+            })
+            .collect()
+    };
+    let expected = steps(&mut load(&path, &reference, settings()));
+    let ours = steps(&mut open(&device, &path, &placement));
+    device.assert_nothing_reported("a long context");
+    assert_same(&expected, &ours, "a long context");
 }
 
 #[test]
