@@ -16,10 +16,9 @@ use std::sync::Arc;
 use std::time::Instant;
 use strata::gguf::TensorType;
 use strata::kernels::cuda::{
-    CudaKernels, DeviceAddress, DeviceMatrix, InputForm, MatrixProduct, QuantiseRows,
-    quantised_input_bytes,
+    CudaKernels, DeviceMatrix, InputForm, MatrixProduct, QuantiseRows, quantised_input_bytes,
 };
-use strata::memory::{Arena, CudaDevice, Event, Region, RegionCopies};
+use strata::memory::{Arena, CudaDevice, DeviceAddress, Event, Region, RegionCopies};
 
 /// A layer of an 8B model: feed-forward.
 const ROWS: usize = 14336;
@@ -185,6 +184,13 @@ impl Memory {
     }
 }
 
+impl Memory {
+    fn at(&self, offset: usize) -> DeviceAddress {
+        // SAFETY: each product uses what was allocated for it, and every round waits for its stream.
+        unsafe { DeviceAddress::new(self.address + offset as u64) }
+    }
+}
+
 impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: every round waits for its stream, so nothing uses the memory.
@@ -236,8 +242,8 @@ fn product_rate(
         InputForm::Blocks32 | InputForm::Blocks256 => {
             let rows = QuantiseRows {
                 form,
-                input: DeviceAddress(input.address),
-                output: DeviceAddress(quantised.address),
+                input: input.at(0),
+                output: quantised.at(0),
                 columns,
                 tokens: 1,
             };
@@ -247,17 +253,16 @@ fn product_rate(
     };
     rate(sizes.rounds, || {
         for index in 0..count {
-            let address = weights.address + (index * matrix_bytes) as u64;
             let product = MatrixProduct {
                 weight: DeviceMatrix {
                     kind,
                     rows,
                     columns,
-                    address: DeviceAddress(address),
+                    address: weights.at(index * matrix_bytes),
                 },
-                input: DeviceAddress(read.address),
+                input: read.at(0),
                 tokens: 1,
-                output: DeviceAddress(output.address),
+                output: output.at(0),
                 stride: rows,
                 first_column: 0,
             };

@@ -19,6 +19,7 @@ mod block_reader;
 mod crossing;
 mod cuda;
 mod cuda_copies;
+mod device_address;
 mod event;
 mod faulty;
 mod heap;
@@ -37,6 +38,7 @@ pub use block_reader::{
 };
 pub use crossing::Crossing;
 pub use cuda::{CudaDevice, CudaError, DEVICE_RESERVE_BYTES};
+pub use device_address::DeviceAddress;
 pub use event::Event;
 pub use faulty::{FaultControl, Faults, FaultyReader};
 pub use heap::{CountingHeap, heap_live_bytes, heap_peak_bytes, restart_heap_peak};

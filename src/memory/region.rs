@@ -11,6 +11,7 @@ use super::arena::{Arena, MemoryError, Span};
 use super::block_reader::BlockReader;
 use super::cuda::CudaDevice;
 use super::cuda_copies::CudaCopies;
+use super::device_address::DeviceAddress;
 use super::event::Event;
 use super::io_thread::{ReadDone, ReadError, ReadPiece};
 use super::reader::{Reader, ReaderChoice, Rung};
@@ -53,6 +54,15 @@ impl Region {
     /// Where the region is, for who can use it: this process or a device.
     pub fn address(&self) -> u64 {
         self.arena.address(self.span)
+    }
+
+    /// The address of `bytes` bytes at `offset`, for kernels of the device that the region is on.
+    ///
+    /// # Panics
+    /// When they do not lie inside the region, or it is the host's.
+    pub fn device_address(&self, offset: usize, bytes: usize) -> DeviceAddress {
+        assert!(self.cuda().is_some(), "{self:?} is not on a device");
+        DeviceAddress::inside(self.arena.address(self.span.part(offset, bytes)))
     }
 
     /// The device that the region is on: then the host can use its address only.

@@ -10,16 +10,15 @@ use super::matrix::{Matrix, Slice, Walk};
 use super::step::{Input, LayerCache, Norm, Values};
 use super::{Batch, StepError};
 use crate::kernels::cuda::{
-    AddBias, AddRmsNorm, Attention, CudaKernels, DequantiseRows, DeviceAddress, DeviceMatrix,
-    DevicePages, DeviceRuns, GatherRows, InputForm, KernelError, LongAttention, MatrixProduct,
-    PagePrecision, QuantiseRows, Rope, SiluMul, StoreKv, long_attention_scratch_bytes,
-    quantised_input_bytes,
+    AddBias, AddRmsNorm, Attention, CudaKernels, DequantiseRows, DeviceMatrix, DevicePages,
+    DeviceRuns, GatherRows, InputForm, KernelError, LongAttention, MatrixProduct, PagePrecision,
+    QuantiseRows, Rope, SiluMul, StoreKv, long_attention_scratch_bytes, quantised_input_bytes,
 };
 use crate::kernels::{
     self, Activations, AttentionShape, ComputePool, MatrixView, OutputRows, Product, RopeAngles,
     RopePairs,
 };
-use crate::memory::{Crossing, CudaDevice, CudaError, MemoryError, Region};
+use crate::memory::{Crossing, CudaDevice, CudaError, DeviceAddress, MemoryError, Region};
 use crate::placement::{
     KvType, Plan, SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, Tier,
 };
@@ -167,12 +166,12 @@ impl CudaCompute {
             false => &rows.bytes[..],
         };
         let stored = self.send(sent);
-        let here = self.address(stored).0;
+        let here = self.address(stored).value();
         let mut addresses: Vec<u64> = (0..count as u64)
             .map(|row| here + row * row_bytes as u64)
             .collect();
         for &(row, address) in &rows.on_device {
-            addresses[row] = address;
+            addresses[row] = address.value();
         }
         let addresses = self.send(&addresses);
         let output = self.take_values(count * matrix.columns);
@@ -248,7 +247,7 @@ impl CudaCompute {
                             kind: matrix.kind,
                             rows: slice.rows,
                             columns: matrix.columns,
-                            address: DeviceAddress(address),
+                            address,
                         },
                         input,
                         tokens: x.rows,
@@ -544,15 +543,16 @@ impl CudaCompute {
         offset
     }
 
+    /// The address of something that `take` has made room for.
     fn address(&self, offset: usize) -> DeviceAddress {
-        DeviceAddress(self.scratch.address() + offset as u64)
+        self.scratch.device_address(offset, 0)
     }
 
     /// The address of values of which `count` are used.
     fn address_of(&self, values: &Values, count: usize) -> DeviceAddress {
         let place = values.device();
         assert!(count <= place.count, "{count} of {place:?}");
-        self.address(place.offset)
+        self.scratch.device_address(place.offset, count * F32_BYTES)
     }
 }
 
@@ -562,9 +562,9 @@ fn pages_of(LayerCache { kv, layer }: &LayerCache<'_>) -> DevicePages {
         KvType::F16 => (PagePrecision::F16, 2),
         KvType::F32 => (PagePrecision::F32, 4),
     };
-    let start = kv.region().address() + kv.layer_start(*layer) as u64 * element_bytes;
+    let start = kv.layer_start(*layer) * element_bytes;
     DevicePages {
-        start: DeviceAddress(start),
+        start: kv.region().device_address(start, 0),
         page_stride: kv.page_elements(),
         precision,
     }

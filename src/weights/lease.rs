@@ -1,7 +1,7 @@
 //! A lease: a borrowed, ready-to-use group. Dropping it lets its ring entry be used again.
 
 use super::{GatheredRows, Weights};
-use crate::memory::{CudaDevice, Event, ReadError, Region};
+use crate::memory::{CudaDevice, DeviceAddress, Event, ReadError, Region};
 use crate::placement::{Executor, GroupId};
 use std::sync::Arc;
 
@@ -115,13 +115,11 @@ impl<'w> Lease<'w> {
 
     /// The address of one part of the group on the CUDA device that it is on, for kernels that are launched before the
     /// lease is dropped; `None`: the host computes with `part`.
-    pub fn device_part(&self, index: usize) -> Option<u64> {
+    pub fn device_part(&self, index: usize) -> Option<DeviceAddress> {
         let region = self.region()?;
         region.cuda()?;
         let part = &self.weights.plan.groups[self.group.0 as usize].parts[index];
-        let end = part.entry_offset + part.bytes;
-        assert!(end <= region.bytes_total() as u64, "{part:?} in {region:?}");
-        Some(region.address() + part.entry_offset)
+        Some(region.device_address(part.entry_offset as usize, part.bytes as usize))
     }
 }
 

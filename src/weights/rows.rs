@@ -4,7 +4,7 @@
 
 use super::lease::LeaseError;
 use super::{Home, Weights};
-use crate::memory::RegionPiece;
+use crate::memory::{DeviceAddress, RegionPiece};
 use crate::placement::{GroupId, Tier};
 use std::ops::Range;
 
@@ -22,13 +22,13 @@ pub struct GatheredRows {
     /// One row after the other, as they are stored; those of rows on a CUDA device are not filled in.
     pub bytes: Vec<u8>,
     /// Which rows rest on a CUDA device, and at which address.
-    pub on_device: Vec<(usize, u64)>,
+    pub on_device: Vec<(usize, DeviceAddress)>,
 }
 
 /// Where a row is that needs no read.
 enum Resident<'a> {
     Host(&'a [u8]),
-    Device(u64),
+    Device(DeviceAddress),
 }
 
 impl Weights {
@@ -82,7 +82,8 @@ impl Weights {
                 let group = &self.plan.groups[slice.group.0 as usize];
                 let start = group.parts[slice.part].entry_offset + row * row_bytes;
                 if region.cuda().is_some() {
-                    return Some(Resident::Device(region.address() + start));
+                    let address = region.device_address(start as usize, row_bytes as usize);
+                    return Some(Resident::Device(address));
                 }
                 (region.bytes(), start)
             }

@@ -173,11 +173,11 @@ impl DevicePages {
         // Two elements are loaded at a time.
         let alignment = 2 * self.precision.element_bytes();
         let is_aligned =
-            self.start.0.is_multiple_of(alignment) && self.page_stride.is_multiple_of(2);
+            self.start.value().is_multiple_of(alignment) && self.page_stride.is_multiple_of(2);
         if !is_aligned {
             return Err(KernelError::Unaligned {
                 what: "pages",
-                address: self.start.0,
+                address: self.start.value(),
                 alignment,
             });
         }

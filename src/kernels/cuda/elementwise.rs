@@ -86,7 +86,7 @@ impl CudaKernels {
     /// x += delta, then output = the norm of x.
     pub fn add_rms_norm(&self, stream: &CudaStream, norm: &AddRmsNorm) -> Result<(), KernelError> {
         assert!(norm.x != norm.output, "{norm:?}");
-        let delta = norm.delta.unwrap_or(DeviceAddress(0));
+        let delta = norm.delta.unwrap_or(DeviceAddress::NULL);
         let columns = count(norm.columns);
         let grid = Grid {
             x: count(norm.tokens),

@@ -40,28 +40,13 @@ use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, DriverError};
 
+use crate::memory::DeviceAddress;
+
 pub use attention::{Attention, DevicePages, DeviceRuns, HEAD_LENGTH_MAX, PagePrecision, StoreKv};
 pub use elementwise::{AddBias, AddRmsNorm, Rope, SiluMul};
 pub use long_attention::{LongAttention, long_attention_scratch_bytes};
 pub use products::{DeviceMatrix, InputForm, MatrixProduct, QuantiseRows, quantised_input_bytes};
 pub use rows::{DequantiseRows, Fill, GatherRows};
-
-/// An address in device memory. Whoever makes one answers for what a launch finds there: memory of the context that
-/// the kernels were loaded into, as long as the launch's argument says and alive until the stream is past the launch.
-#[repr(transparent)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceAddress(pub u64);
-
-impl DeviceAddress {
-    /// The address so many bytes further on.
-    ///
-    /// # Panics
-    /// When there is none.
-    pub fn after(self, bytes: u64) -> DeviceAddress {
-        let address = self.0.checked_add(bytes);
-        DeviceAddress(address.unwrap_or_else(|| panic!("{bytes} bytes after {self:?}")))
-    }
-}
 
 /// Why kernels cannot be loaded or launched.
 #[derive(Debug, thiserror::Error)]

@@ -274,10 +274,10 @@ impl CudaKernels {
         let end = product.first_column.checked_add(rows);
         assert!(end.is_some_and(|end| end <= product.stride), "{product:?}");
         let alignment = DeviceMatrix::alignment(kind);
-        if !address.0.is_multiple_of(alignment) {
+        if !address.value().is_multiple_of(alignment) {
             return Err(KernelError::Unaligned {
                 what: "weights",
-                address: address.0,
+                address: address.value(),
                 alignment,
             });
         }

@@ -75,7 +75,8 @@ pub(super) const UNWRITTEN: f32 = -12345.5;
 impl Buffer {
     pub(super) fn address(&self) -> DeviceAddress {
         let (address, _) = self.bytes.device_ptr(&self.stream);
-        DeviceAddress(address)
+        // SAFETY: the buffer is the context's, and as long as its maker said; it is read before it goes.
+        unsafe { DeviceAddress::new(address) }
     }
 
     pub(super) fn read<T: Plain>(&self) -> Vec<T> {

@@ -27,7 +27,7 @@ fn rows_of_every_type_are_those_of_the_host_at_any_address() {
             let addresses: Vec<u64> = buffers
                 .iter()
                 .enumerate()
-                .map(|(offset, buffer)| buffer.address().0 + offset as u64)
+                .map(|(offset, buffer)| buffer.address().value() + offset as u64)
                 .collect();
             let addresses = device.upload(&addresses);
             let out = device.unwritten(rows.len() * columns);

@@ -1,0 +1,260 @@
+//! Streams and events: calls return before their work is done, and work is done in the end.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use super::super::call::CONTEXT;
+use super::*;
+
+const NOT_READY: u32 = 600;
+
+unsafe extern "C" fn count(counter: *mut libc::c_void) {
+    // SAFETY: the test's counter, which lives until the stream is synchronised.
+    unsafe { &*counter.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
+}
+
+fn enqueue_count(stream: usize, counter: &AtomicU32) {
+    // SAFETY: the counter lives until the stream is synchronised.
+    ok(unsafe { cuLaunchHostFunc(stream, Some(count), std::ptr::from_ref(counter) as usize) });
+}
+
+#[test]
+fn work_waits_for_nobody_and_somebody_waits_for_work() {
+    let mut program = Program::start(ON_DEMAND);
+    let (stream, event) = (program.stream(NON_BLOCKING), program.event());
+    let counter = AtomicU32::new(0);
+    enqueue_count(stream, &counter);
+    ok(cuEventRecord(event, stream));
+    assert_eq!(counter.load(Ordering::SeqCst), 0);
+    assert_eq!(cuStreamQuery(stream), NOT_READY);
+    ok(cuEventSynchronize(event));
+    assert_eq!(counter.load(Ordering::SeqCst), 1);
+    ok(cuEventQuery(event));
+    ok(cuStreamQuery(stream));
+}
+
+#[test]
+fn a_slow_operation_does_not_hold_the_caller() {
+    unsafe extern "C" fn wait(gate: *mut libc::c_void) {
+        // SAFETY: the test's gate, which lives until the stream is synchronised.
+        let gate = unsafe { &*gate.cast::<AtomicU32>() };
+        while gate.load(Ordering::SeqCst) == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+    let mut program = Program::start(0);
+    let (stream, event) = (program.stream(NON_BLOCKING), program.event());
+    let (gate, a) = (AtomicU32::new(0), program.allocate_with(&[1; 64]));
+    let buffer = program.page_locked(64);
+    buffer.write([9; 64]);
+    // SAFETY: the gate lives until the stream is synchronised.
+    ok(unsafe { cuLaunchHostFunc(stream, Some(wait), std::ptr::from_ref(&gate) as usize) });
+    buffer.to_device(a, stream);
+    ok(program.launch("accumulate", &[a, a], 64, stream));
+    ok(cuEventRecord(event, stream));
+    assert_eq!(cuEventQuery(event), NOT_READY);
+    assert_eq!(cuStreamQuery(stream), NOT_READY);
+    gate.store(1, Ordering::SeqCst);
+    ok(cuStreamSynchronize(stream));
+    assert_eq!(program.read(a, 1), [36]);
+    expect_no_report();
+}
+
+#[test]
+fn queries_get_their_answer_in_the_end() {
+    for seed in 0..12 {
+        let mut program = Program::start(seed);
+        let (stream, event) = (program.stream(NON_BLOCKING), program.event());
+        let counter = AtomicU32::new(0);
+        enqueue_count(stream, &counter);
+        ok(cuEventRecord(event, stream));
+        let start = Instant::now();
+        while cuEventQuery(event) == NOT_READY {
+            assert!(start.elapsed() < Duration::from_secs(5), "seed {seed}");
+        }
+        assert_eq!(counter.load(Ordering::SeqCst), 1);
+        enqueue_count(stream, &counter);
+        while cuStreamQuery(stream) == NOT_READY {}
+        assert_eq!(counter.load(Ordering::SeqCst), 2);
+    }
+}
+
+#[test]
+fn work_goes_on_when_nobody_calls() {
+    for seed in 0..8 {
+        let mut program = Program::start(seed);
+        let stream = program.stream(NON_BLOCKING);
+        let counter = AtomicU32::new(0);
+        (0..10).for_each(|_| enqueue_count(stream, &counter));
+        let start = Instant::now();
+        while counter.load(Ordering::SeqCst) < 10 {
+            assert!(start.elapsed() < Duration::from_secs(5), "seed {seed}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_destroyed_stream_does_its_work() {
+    let mut program = Program::start(ON_DEMAND);
+    let stream = program.stream(NON_BLOCKING);
+    let counter = AtomicU32::new(0);
+    enqueue_count(stream, &counter);
+    ok(cuStreamDestroy_v2(stream));
+    program.streams.clear();
+    ok(cuCtxSynchronize());
+    assert_eq!(counter.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn an_event_that_was_never_recorded_is_over() {
+    let mut program = Program::start(ON_DEMAND);
+    let (stream, event) = (program.stream(NON_BLOCKING), program.event());
+    ok(cuEventQuery(event));
+    ok(cuEventSynchronize(event));
+    ok(cuStreamWaitEvent(stream, event, 0));
+    ok(cuStreamQuery(stream));
+}
+
+#[test]
+fn a_wait_outlives_its_event() {
+    let mut program = Program::start(ON_DEMAND);
+    let (first, second) = (program.stream(NON_BLOCKING), program.stream(NON_BLOCKING));
+    let event = program.event();
+    let a = program.allocate_with(&[1; 64]);
+    ok(cuMemsetD32Async(a, 7, 64, first));
+    ok(cuEventRecord(event, first));
+    ok(cuStreamWaitEvent(second, event, 0));
+    ok(cuEventDestroy_v2(event));
+    program.events.clear();
+    ok(cuMemsetD32Async(a, 8, 64, second));
+    ok(cuStreamSynchronize(second));
+    assert_eq!(program.read(a, 1), [8]);
+    expect_no_report();
+}
+
+#[test]
+fn events_tell_the_time_between_them() {
+    unsafe extern "C" fn sleep(_: *mut libc::c_void) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let mut program = Program::start(0);
+    let stream = program.stream(NON_BLOCKING);
+    let untimed = program.event();
+    let timed: Vec<usize> = (0..2)
+        .map(|_| {
+            let mut event = 0;
+            // SAFETY: a valid pointer.
+            ok(unsafe { cuEventCreate(&raw mut event, 0) });
+            program.events.push(event);
+            event
+        })
+        .collect();
+    let elapsed = |start, end| {
+        let mut milliseconds = 0.0;
+        // SAFETY: a valid pointer.
+        (
+            unsafe { cuEventElapsedTime_v2(&raw mut milliseconds, start, end) },
+            milliseconds,
+        )
+    };
+    assert_eq!(elapsed(timed[0], timed[1]).0, 400, "never recorded");
+    ok(cuEventRecord(timed[0], stream));
+    // SAFETY: the function takes no argument.
+    ok(unsafe { cuLaunchHostFunc(stream, Some(sleep), 0) });
+    ok(cuEventRecord(timed[1], stream));
+    ok(cuEventRecord(untimed, stream));
+    assert_eq!(elapsed(timed[0], timed[1]).0, NOT_READY);
+    ok(cuEventSynchronize(untimed));
+    let (status, milliseconds) = elapsed(timed[0], timed[1]);
+    ok(status);
+    assert!(milliseconds >= 19.0, "{milliseconds}");
+    assert_eq!(elapsed(timed[0], untimed).0, 400);
+}
+
+#[test]
+fn a_host_function_must_not_call_the_driver() {
+    unsafe extern "C" fn call(status: *mut libc::c_void) {
+        // SAFETY: the test's cell.
+        unsafe { &*status.cast::<AtomicU32>() }.store(cuCtxSynchronize(), Ordering::SeqCst);
+    }
+    let mut program = Program::start(0);
+    let stream = program.stream(0);
+    let status = AtomicU32::new(0);
+    // SAFETY: the cell lives until the stream is synchronised.
+    ok(unsafe { cuLaunchHostFunc(stream, Some(call), std::ptr::from_ref(&status) as usize) });
+    ok(cuStreamSynchronize(stream));
+    assert_eq!(status.load(Ordering::SeqCst), 800);
+}
+
+#[test]
+fn streams_know_their_properties() {
+    let mut program = Program::start(0);
+    let mut stream = 0;
+    let (mut least, mut greatest, mut priority, mut flags, mut capturing) = (1, 1, 1, 7, 7);
+    // SAFETY: valid pointers.
+    unsafe {
+        ok(cuCtxGetStreamPriorityRange(
+            &raw mut least,
+            &raw mut greatest,
+        ));
+        ok(cuStreamCreateWithPriority(
+            &raw mut stream,
+            NON_BLOCKING,
+            -100,
+        ));
+        program.streams.push(stream);
+        ok(cuStreamGetPriority(stream, &raw mut priority));
+        ok(cuStreamGetFlags(stream, &raw mut flags));
+        ok(cuStreamIsCapturing(stream, &raw mut capturing));
+    }
+    assert_eq!(
+        (least, greatest, priority, flags, capturing),
+        (0, -5, -5, 1, 0)
+    );
+    assert_eq!(cuStreamBeginCapture_v2(stream, 0), 801);
+}
+
+#[test]
+fn each_thread_has_a_stream_of_its_own() {
+    let mut program = Program::start(0);
+    let a = program.allocate_with(&[1; 64]);
+    ok(cuMemsetD32Async(a, 7, 64, 2));
+    ok(cuStreamSynchronize(2));
+    assert_eq!(program.read(a, 1), [7]);
+    expect_no_report();
+}
+
+#[test]
+fn threads_share_the_device() {
+    for seed in 0..12 {
+        let mut program = Program::start(seed);
+        let parts: Vec<_> = (0..4)
+            .map(|_| {
+                (
+                    program.stream(NON_BLOCKING),
+                    program.page_locked(64),
+                    program.allocate_with(&[1; 64]),
+                )
+            })
+            .collect();
+        let program = &program;
+        std::thread::scope(|scope| {
+            for (index, (stream, buffer, memory)) in parts.into_iter().enumerate() {
+                scope.spawn(move || {
+                    ok(cuCtxSetCurrent(CONTEXT));
+                    for round in 0..30 {
+                        let value = round * 4 + index as u32;
+                        buffer.write([value; 64]);
+                        buffer.to_device(memory, stream);
+                        ok(program.launch("accumulate", &[memory, memory], 64, stream));
+                        buffer.copy_from_device(memory, stream);
+                        ok(cuStreamSynchronize(stream));
+                        assert_eq!(buffer.read(), [4 * value; 64]);
+                    }
+                });
+            }
+        });
+        expect_no_report();
+    }
+}
