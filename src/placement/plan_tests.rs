@@ -353,7 +353,7 @@ fn on_a_gpu_narrow_steps_are_the_hosts_up_to_the_width_at_which_copying_is_the_f
             host_flops_per_second: 2.0e11,
             ..Rates::with_gpu()
         },
-        ..request(Some(64 * MIB), 48 * MIB)
+        ..request(Some(64 * MIB), GIB)
     };
     // Q4_1 has 1.6 weights a byte: 2e11 / 10e9 operations a byte / 3.2 for a token.
     let plan = planned(&index, &like(10.0e9, ExecutorChoice::Auto));
