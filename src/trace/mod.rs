@@ -170,7 +170,7 @@ enum What {
         failed: bool,
     },
     Wait {
-        group: u32,
+        group: Option<u32>,
         home: &'static str,
     },
 }
@@ -222,8 +222,8 @@ impl Trace {
         self.span(What::Computation { group, by }, began, ended);
     }
 
-    /// Computation waited for a group until now.
-    pub fn waited(&self, group: u32, home: &'static str, time: Duration) {
+    /// Computation waited for a group until now; without one, for what was under way to the wrong executor.
+    pub fn waited(&self, group: Option<u32>, home: &'static str, time: Duration) {
         if let Some(now) = self.now() {
             self.span(What::Wait { group, home }, before(now, time), now);
         }
@@ -232,7 +232,7 @@ impl Trace {
     /// Computation waited for embedding rows, of this group, that were read from storage until now.
     pub fn rows_read(&self, group: u32, bytes: u64, time: Duration) {
         if let Some(now) = self.now() {
-            let (began, home) = (before(now, time), "storage");
+            let (began, home, group) = (before(now, time), "storage", Some(group));
             self.span(What::Rows { bytes }, began, now);
             self.span(What::Wait { group, home }, began, now);
         }
@@ -446,7 +446,8 @@ mod tests {
         trace.copied(1, now, later);
         trace.computed(Computer::Device, 1, now, later);
         trace.computed(Computer::Cpu, 0, now, later);
-        trace.waited(1, "storage", Duration::from_micros(5));
+        trace.waited(None, "host", Duration::from_micros(5));
+        trace.waited(Some(1), "storage", Duration::from_micros(5));
         trace.rows_read(0, 512, Duration::from_micros(5));
         step.succeed();
         drop(trace.step(1));
@@ -494,7 +495,7 @@ mod tests {
         }
         let end = named(&events, "end of the trace", "i");
         assert_eq!(end[0]["args"]["dropped"], 0);
-        assert_eq!(end[0]["args"]["spans"], 11);
+        assert_eq!(end[0]["args"]["spans"], 12);
     }
 
     #[test]

@@ -240,11 +240,15 @@ impl<F: Write> Writer<F> {
                 format!("\"number\":{number},\"width\":{width},\"failed\":{failed}"),
             ),
             What::Wait { group, home } => {
+                let home = format!("\"home\":\"{home}\"");
+                let Some(group) = group else {
+                    return (string("wait for another executor's groups"), home);
+                };
                 let label = self.groups.get(group as usize);
                 let name = label.map_or("a group", |label| label.name.as_str());
                 (
                     string(&format!("wait for {name}")),
-                    format!("\"group\":{group},\"home\":\"{home}\""),
+                    format!("\"group\":{group},{home}"),
                 )
             }
         }
