@@ -6,6 +6,7 @@ pub mod gguf;
 pub mod inspect;
 pub mod metrics;
 pub mod synth;
+pub mod trace;
 
 pub mod placement;
 

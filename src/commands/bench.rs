@@ -6,6 +6,7 @@ use super::files::print;
 use super::load::{
     check_machine, compute_pool, model_path, pin_engine, plan_request, weights_settings,
 };
+use super::trace::begin_trace;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -99,6 +100,9 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
     }
     tracing::info!("the plan:\n{}", plan.report());
     let bytes = StepBytes::of(&planned.gguf, &plan);
+    // Completed when everything below is gone.
+    let trace = begin_trace(config)?;
+    planned.trace = trace.handle();
 
     // What the engine's thread does too: data parallelism of libraries runs inline.
     let _inline = rayon::ThreadPoolBuilder::new()

@@ -2,6 +2,7 @@
 
 use super::device::{Candidate, Device};
 use super::memory_report::{HeldWhileServing, MemoryView};
+use super::trace::begin_trace;
 use super::{Usage, one_line};
 use anyhow::{Context, bail};
 use std::collections::HashSet;
@@ -22,6 +23,7 @@ use strata::placement::{
     DeviceKind, ExecutorChoice, HardwareCard, KvType, Plan, PlanRequest, Rates, Tier,
 };
 use strata::tokenizer::{ChatTemplate, Tokenizer};
+use strata::trace::TraceFile;
 use strata::weights::{Lookahead, WeightsSettings};
 
 /// A model that is loading.
@@ -36,6 +38,8 @@ pub(crate) struct Loading {
     pub(crate) context: usize,
     /// What the model was trained on.
     pub(crate) model_context: usize,
+    /// To be dropped after the engine has ended.
+    pub(crate) trace: TraceFile,
 }
 
 /// Reads everything but weights, makes the plan, and starts the engine, which allocates and loads on its thread.
@@ -83,6 +87,8 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         );
     }
     tracing::info!("the plan:\n{}", plan.report());
+    let trace = begin_trace(config)?;
+    planned.trace = trace.handle();
 
     let metrics = Metrics::new();
     let end_of_generation: HashSet<u32> = tokenizer.end_of_generation().iter().copied().collect();
@@ -123,6 +129,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         model_name: config.served_name(path),
         context: plan.context as usize,
         model_context,
+        trace,
     })
 }
 

@@ -9,6 +9,7 @@ mod memory_report;
 mod process_memory;
 mod serve;
 mod stderr;
+mod trace;
 
 pub(crate) use bench::{bench, bench_config};
 pub(crate) use files::{inspect, plan, synth};

@@ -47,6 +47,7 @@ pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
     api::serve(listener, served, config, &stop).context("serve HTTP")?;
     engine.shutdown(Duration::ZERO);
     engine.join();
+    drop(loading.trace);
     match watcher.join() {
         Ok(Some(cause)) => anyhow::bail!("load the model: {cause}"),
         _ => Ok(()),

@@ -314,6 +314,21 @@ pub const KEYS: &[Key] = &[
         },
     },
     Key {
+        name: "trace",
+        value: "FILE",
+        default: None,
+        server_only: false,
+        help: "Write what each step read, copied, computed and waited for to this file, which chrome://tracing and \
+               Perfetto open; a trace that is there is replaced",
+        set: |config, text| {
+            if text.is_empty() {
+                return Err("the path is empty; give the path of a file to write".to_owned());
+            }
+            config.trace = Some(PathBuf::from(text));
+            Ok(())
+        },
+    },
+    Key {
         name: "listen",
         value: "ADDR:PORT",
         default: Some("127.0.0.1:8080"),

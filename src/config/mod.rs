@@ -141,6 +141,8 @@ pub struct Config {
     pub executor: ExecutorSetting,
     pub copy: bool,
     pub log: LogLevel,
+    /// The file that steps are traced to; `None`: nothing is traced.
+    pub trace: Option<PathBuf>,
     pub listen: String,
     /// Requests that may wait.
     pub queue: usize,
@@ -176,6 +178,7 @@ impl Default for Config {
             executor: ExecutorSetting::Auto,
             copy: false,
             log: LogLevel::Info,
+            trace: None,
             listen: "127.0.0.1:8080".to_owned(),
             queue: 64,
             grace: Duration::from_secs(30),

@@ -14,8 +14,10 @@
 )]
 
 use super::Event;
+use super::cuda_clock::{Clock, Moment};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 /// Left free on the device where `--device-memory` is `auto`: what the driver takes for the context, its kernels and its
 /// stacks beyond what it has taken when it is asked, and a screen that may be attached.
@@ -42,6 +44,8 @@ pub struct CudaDevice {
     name: String,
     /// Since the last `synchronise`.
     first_failure: Mutex<Option<CudaError>>,
+    /// Where a trace wants times; without one no timed event is ever created.
+    clock: OnceLock<Clock>,
 }
 
 impl CudaDevice {
@@ -68,6 +72,7 @@ impl CudaDevice {
             name: context.name().map_err(refused)?,
             context,
             first_failure: Mutex::new(None),
+            clock: OnceLock::new(),
         }))
     }
 
@@ -106,6 +111,42 @@ impl CudaDevice {
     /// What is given to the compute stream from now on waits for `event`. Does not block.
     pub fn compute_waits_for(&self, event: &Event) {
         self.wait_on_stream(&self.compute, event);
+    }
+
+    /// From now on `compute_moment` gives moments, and copies have the device's times. Waits for the compute stream.
+    pub fn start_clock(&self) {
+        if let Some(clock) = self.timed(Clock::start(&self.compute)) {
+            // A second start changes nothing.
+            let _ = self.clock.set(clock);
+        }
+    }
+
+    /// Holds the clock against the host's again, where it runs: between two steps, for it waits for the compute stream.
+    pub fn adjust_clock(&self) {
+        if let Some(clock) = self.clock.get() {
+            self.timed(clock.adjust(&self.compute));
+        }
+    }
+
+    /// When all that was given to the compute stream so far is done; `None` where the clock does not run.
+    pub fn compute_moment(&self) -> Option<Moment> {
+        self.timed(self.clock.get()?.moment(&self.compute))
+    }
+
+    pub(super) fn copy_moment(&self) -> Option<Moment> {
+        self.timed(self.clock.get()?.moment(&self.copies))
+    }
+
+    /// When a moment was, by the host's clock; waits until it has been.
+    pub fn time_of(&self, moment: &Moment) -> Option<Instant> {
+        self.timed(moment.on_host())
+    }
+
+    /// A call of the clock may be the one that is told of an earlier failure.
+    fn timed<T>(&self, outcome: Result<T, DriverError>) -> Option<T> {
+        outcome
+            .map_err(|error| self.noted("tell a time", Err(error)))
+            .ok()
     }
 
     /// Waits until all that was given to the compute stream is done, and reports the first failure since the last call.

@@ -11,8 +11,9 @@
 
 use super::arena::{Arena, Span};
 use super::cuda::CudaDevice;
+use super::cuda_clock::Moment;
 use super::event::Event;
-use super::stream::COPIES_QUEUED_MAX;
+use super::stream::{COPIES_QUEUED_MAX, CopyTimes, OnCopied};
 use super::{AbortOnPanic, TransferTotals};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +37,8 @@ struct Queued {
     /// The event of the last use of the destination: the copy does not start before it.
     after: Event,
     ready: Event,
+    /// Begin and end by the device's clock, where that runs.
+    timed: Option<(Moment, Moment)>,
 }
 
 #[derive(Default)]
@@ -45,12 +48,12 @@ struct Totals {
 }
 
 impl CudaCopies {
-    /// `on_done` is called on the waiting thread with the ticket of each copy that is over; it may start copies and must
-    /// not block.
+    /// `on_done` is called on the waiting thread with the ticket of each copy that is over, and its times: those of the
+    /// device's clock where that runs, and otherwise as this thread sees them. It may start copies and must not block.
     ///
     /// # Panics
     /// When the system has no thread left.
-    pub(super) fn start(device: Arc<CudaDevice>, on_done: Box<dyn Fn(u64) + Send>) -> CudaCopies {
+    pub(super) fn start(device: Arc<CudaDevice>, on_done: OnCopied) -> CudaCopies {
         let (queue, queued) = sync_channel(COPIES_QUEUED_MAX);
         let totals = Arc::<Mutex<Totals>>::default();
         let thread = std::thread::Builder::new()
@@ -86,6 +89,7 @@ impl CudaCopies {
         assert_eq!(from.bytes, to.bytes, "one length");
         let queued = Instant::now();
         self.device.copy_waits_for(after);
+        let began = self.device.copy_moment();
         for (offset, bytes) in source.locked_and_rest(from) {
             let pointer = source.pointer(from.part(offset, bytes));
             let address = destination.address(to.part(offset, bytes));
@@ -93,6 +97,7 @@ impl CudaCopies {
             // source and the destination until the event below is complete.
             unsafe { self.device.copy_to_device(pointer, address, bytes) };
         }
+        let timed = began.zip(self.device.copy_moment());
         let ready = self.device.record_copies();
         let copy = Queued {
             ticket,
@@ -100,6 +105,7 @@ impl CudaCopies {
             queued,
             after: after.clone(),
             ready: ready.clone(),
+            timed,
         };
         let Some(queue) = &self.queue else {
             unreachable!("the stream is in use while it is dropped");
@@ -137,26 +143,35 @@ fn report(
     device: &CudaDevice,
     queued: &Receiver<Queued>,
     totals: &Mutex<Totals>,
-    on_done: &(dyn Fn(u64) + Send),
+    on_done: &(dyn Fn(u64, CopyTimes) + Send),
 ) {
     let lock = || totals.lock().unwrap_or_else(PoisonError::into_inner);
     // Copies run one after the other: each starts when it was asked for, when the one before is over, or when its
     // destination is free, whichever is last.
     let mut free_since = Instant::now();
+    let mut last_ended = free_since;
     for copy in queued {
         if !copy.after.is_complete() {
             device.wait(&copy.after);
             free_since = Instant::now();
         }
-        lock().busy_since = Some(free_since.max(copy.queued));
+        let began = free_since.max(copy.queued);
+        lock().busy_since = Some(began);
         device.wait(&copy.ready);
         free_since = Instant::now();
         let mut totals = lock();
         totals.done.bytes += copy.bytes as u64;
-        if let Some(since) = totals.busy_since.take() {
-            totals.done.busy += since.elapsed();
-        }
+        totals.done.busy += free_since - began;
+        totals.busy_since = None;
         drop(totals);
-        on_done(copy.ticket);
+        let timed = copy
+            .timed
+            .and_then(|(began, ended)| Some((device.time_of(&began)?, device.time_of(&ended)?)));
+        let (began, ended) = timed.unwrap_or((began, free_since));
+        // One after the other, and none before it was asked for, however exact the clocks are.
+        let began = began.max(copy.queued).max(last_ended);
+        let ended = ended.max(began);
+        last_ended = ended;
+        on_done(copy.ticket, CopyTimes { began, ended });
     }
 }

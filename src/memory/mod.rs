@@ -18,6 +18,7 @@ mod arena;
 mod block_reader;
 mod crossing;
 mod cuda;
+mod cuda_clock;
 mod cuda_copies;
 mod device_address;
 mod event;
@@ -38,6 +39,7 @@ pub use block_reader::{
 };
 pub use crossing::Crossing;
 pub use cuda::{CudaDevice, CudaError, DEVICE_RESERVE_BYTES};
+pub use cuda_clock::Moment;
 pub use device_address::DeviceAddress;
 pub use event::Event;
 pub use faulty::{FaultControl, Faults, FaultyReader};
@@ -48,6 +50,7 @@ pub use reader::{ReaderChoice, Rung};
 pub use region::{
     Ordered, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
 };
+pub use stream::CopyTimes;
 
 use std::time::Duration;
 

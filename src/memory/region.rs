@@ -15,7 +15,7 @@ use super::device_address::DeviceAddress;
 use super::event::Event;
 use super::io_thread::{ReadDone, ReadError, ReadPiece};
 use super::reader::{Reader, ReaderChoice, Rung};
-use super::stream::CopyStream;
+use super::stream::{CopyStream, CopyTimes};
 use super::{FileIdentity, TransferTotals};
 use std::collections::HashMap;
 use std::path::Path;
@@ -272,6 +272,7 @@ impl RegionReader {
 #[derive(Debug)]
 pub struct RegionCopied {
     pub ticket: u64,
+    pub times: CopyTimes,
     pub source: Arc<Region>,
     /// `None` where it was handed back in `Ordered` already.
     pub destination: Option<Region>,
@@ -310,10 +311,11 @@ impl RegionCopies {
     ) -> RegionCopies {
         let in_flight = InFlight::default();
         let table = Arc::clone(&in_flight);
-        let on_done = Box::new(move |ticket| {
+        let on_done = Box::new(move |ticket, times| {
             let (source, destination) = remove(&table, ticket);
             on_done(RegionCopied {
                 ticket,
+                times,
                 source,
                 destination,
             });

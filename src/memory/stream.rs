@@ -22,6 +22,16 @@ pub(super) const COPIES_QUEUED_MAX: usize = 1024;
 /// The unit of pacing: long against the precision of a sleep at the rates of real links, short against a group.
 const CHUNK_BYTES: usize = 1 << 20;
 
+/// When a copy was under way, waits for the last use of its destination left out.
+#[derive(Clone, Copy, Debug)]
+pub struct CopyTimes {
+    pub began: Instant,
+    pub ended: Instant,
+}
+
+/// What hears of a copy that is over: its ticket and its times.
+pub(super) type OnCopied = Box<dyn Fn(u64, CopyTimes) + Send>;
+
 /// A handle; may be used from any thread. Dropping it waits for every copy.
 pub(super) struct CopyStream {
     source: Arc<Arena>,
@@ -71,8 +81,8 @@ impl Shared {
 
 impl CopyStream {
     /// Starts the queue thread. Without a rate it copies as fast as memory goes. `on_done` is called on the thread with
-    /// each copy's ticket, after the copy's event has been recorded; it may call `copy`, and must neither block nor call
-    /// `drain`.
+    /// each copy's ticket and times, after the copy's event has been recorded; it may call `copy`, and must neither block
+    /// nor call `drain`.
     ///
     /// # Panics
     /// When the rate is not above 0, or the system has no thread left.
@@ -80,7 +90,7 @@ impl CopyStream {
         source: Arc<Arena>,
         destination: Arc<Arena>,
         bytes_per_second: Option<f64>,
-        on_done: Box<dyn Fn(u64) + Send>,
+        on_done: OnCopied,
     ) -> CopyStream {
         assert!(
             bytes_per_second.is_none_or(|rate| rate > 0.0),
@@ -181,7 +191,7 @@ fn serve(
     destination: &Arena,
     shared: &Shared,
     bytes_per_second: Option<f64>,
-    on_done: &(dyn Fn(u64) + Send),
+    on_done: &(dyn Fn(u64, CopyTimes) + Send),
 ) {
     sleep_precisely();
     let mut pace = Pace::new(bytes_per_second);
@@ -201,7 +211,8 @@ fn serve(
             copy.after.wait();
             Instant::now()
         };
-        shared.lock().busy_since = Some(Instant::now());
+        let began = Instant::now();
+        shared.lock().busy_since = Some(began);
         pace.start(ready_at);
         for offset in (0..copy.source.bytes).step_by(CHUNK_BYTES) {
             let bytes = CHUNK_BYTES.min(copy.source.bytes - offset);
@@ -213,14 +224,14 @@ fn serve(
             );
             pace.take(bytes);
         }
+        let ended = Instant::now();
         let mut state = shared.lock();
         state.totals.bytes += copy.source.bytes as u64;
-        if let Some(since) = state.busy_since.take() {
-            state.totals.busy += since.elapsed();
-        }
+        state.totals.busy += ended - began;
+        state.busy_since = None;
         drop(state);
         copy.ready.record();
-        on_done(copy.ticket);
+        on_done(copy.ticket, CopyTimes { began, ended });
         shared.lock().outstanding -= 1;
         shared.changed.notify_all();
     }
@@ -299,7 +310,7 @@ mod tests {
             Arc::clone(&host),
             Arc::clone(&device),
             rate,
-            Box::new(move |ticket| {
+            Box::new(move |ticket, _| {
                 let _ = sender.send(ticket);
             }),
         );
@@ -399,7 +410,7 @@ mod tests {
             host,
             device,
             None,
-            Box::new(move |ticket| {
+            Box::new(move |ticket, _| {
                 if ticket < 5 {
                     let stream = for_report.0.get().unwrap();
                     stream.copy(ticket + 1, span(0, 1), span(1, 1), Event::recorded());

@@ -345,7 +345,9 @@ impl CudaCompute {
                 first_column: 0,
             },
         }];
+        let computing = lease.host_computes();
         kernels::matmul_all(&self.host.pool, x, &mut product);
+        drop(computing);
         let place = *out.device();
         for (row, floats) in floats.chunks_exact(slice.rows).enumerate() {
             let start = row * matrix.rows + slice.first_row;

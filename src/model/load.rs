@@ -12,6 +12,7 @@ use crate::kernels::ComputePool;
 use crate::memory::{MemoryError, Rung, logical_block_bytes};
 use crate::metrics::Metrics;
 use crate::placement::{DeviceKind, Plan, PlanError, PlanRequest, Tier, plan};
+use crate::trace::Trace;
 use crate::weights::{Arenas, LoadError, Loading, ModelFile, Traffic, Weights};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -48,6 +49,8 @@ pub struct PlannedModel {
     pub plan: Arc<Plan>,
     /// What the model is loaded on, where the plan is for a CUDA device.
     pub gpu: Option<Gpu>,
+    /// What is told of its steps; off unless set.
+    pub trace: Trace,
 }
 
 /// A model that computes, and what others may know of it while the engine thread owns it.
@@ -90,6 +93,7 @@ impl PlannedModel {
             hyperparameters,
             plan,
             gpu: None,
+            trace: Trace::off(),
         })
     }
 
@@ -121,13 +125,14 @@ impl PlannedModel {
             // As an arena of the host is from the start: kernels load slots of a page that nobody wrote, and use none.
             kv_region.clear();
         }
-        let weights = Weights::load(
+        let mut weights = Weights::load(
             file,
             &self.gguf,
             Arc::clone(&self.plan),
             arenas.clone(),
             loading,
         )?;
+        weights.set_trace(self.trace.clone(), &self.gguf);
         publish(&self.plan, loading.metrics);
         let reader = weights.reader_rung();
         let traffic = Box::new(weights.traffic());

@@ -9,6 +9,7 @@ use super::matrix::Matrix;
 use super::{Batch, Run, StepError};
 use crate::kernels::{RopeAngles, RopePairs, RopeTable};
 use crate::kv_cache::KvStore;
+use crate::trace::StepSpan;
 use crate::weights::{Pass, Weights};
 use candle_core::Tensor;
 
@@ -69,6 +70,8 @@ pub(super) struct Step<'m> {
     pass: Pass<'m>,
     batch: &'m Batch<'m>,
     angles: RopeAngles,
+    // Dropped last, when the pass is over.
+    span: StepSpan,
 }
 
 /// A layer's part of the KV cache.
@@ -85,6 +88,7 @@ impl<'m> Step<'m> {
         rope: &RopeTable,
         cancelled: &'m dyn Fn() -> bool,
     ) -> Result<Step<'m>, StepError> {
+        let span = weights.trace().step(batch.width());
         let angles = rope.angles(&positions(batch));
         if let Compute::Cuda(cuda) = &mut *compute {
             cuda.begin(batch, &angles)?;
@@ -94,6 +98,7 @@ impl<'m> Step<'m> {
             pass: weights.pass(batch.width(), cancelled),
             batch,
             angles,
+            span,
         })
     }
 
@@ -250,6 +255,7 @@ impl<'m> Step<'m> {
             cuda.synchronise()?;
         }
         self.pass.finish();
+        self.span.succeed();
         Ok(())
     }
 }

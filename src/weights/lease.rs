@@ -1,5 +1,6 @@
 //! A lease: a borrowed, ready-to-use group. Dropping it lets its ring entry be used again.
 
+use super::spans::Began;
 use super::{GatheredRows, Weights};
 use crate::memory::{CudaDevice, DeviceAddress, Event, ReadError, Region};
 use crate::placement::{Executor, GroupId};
@@ -31,9 +32,11 @@ enum Bytes {
 
 /// A group that computation may read until the lease is dropped.
 pub struct Lease<'w> {
-    weights: &'w Weights,
+    pub(super) weights: &'w Weights,
     group: GroupId,
     bytes: Bytes,
+    /// For the trace.
+    pub(super) began: Began,
 }
 
 impl<'w> Lease<'w> {
@@ -42,6 +45,7 @@ impl<'w> Lease<'w> {
             weights,
             group,
             bytes: Bytes::Mapped,
+            began: Began::Untraced,
         }
     }
 
@@ -50,6 +54,7 @@ impl<'w> Lease<'w> {
             weights,
             group,
             bytes: Bytes::Resident(region),
+            began: Began::Untraced,
         }
     }
 
@@ -68,6 +73,7 @@ impl<'w> Lease<'w> {
                 region: Some(region),
                 executor,
             },
+            began: Began::Untraced,
         }
     }
 
@@ -85,6 +91,11 @@ impl<'w> Lease<'w> {
                 None => unreachable!("the lease is being dropped"),
             },
         }
+    }
+
+    /// The CUDA device that the group is on.
+    pub(super) fn cuda(&self) -> Option<&CudaDevice> {
+        self.region()?.cuda().map(AsRef::as_ref)
     }
 
     /// Address and length of everything that the lease covers (in mapped mode: the file).
@@ -125,6 +136,7 @@ impl<'w> Lease<'w> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
+        self.end_span();
         let Bytes::Streamed {
             position,
             region,
@@ -213,6 +225,7 @@ impl<'w> Pass<'w> {
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
         self.current = None;
+        self.weights.tell_pending();
         if !self.finished {
             self.weights.shared.abandon();
             self.weights.shared.publish(&self.weights.metrics);

@@ -3,6 +3,7 @@
 use super::pipeline::{Lookahead, Pipeline};
 use super::rows::EmbeddingSlice;
 use super::shared::{FIRST_WIDTH, Links, Shared, pieces, streamed};
+use super::spans::Spans;
 use super::{Counters, Home, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
@@ -208,6 +209,7 @@ impl Weights {
             poison_released: settings.poison_released,
             metrics: metrics.clone(),
             counters: Arc::new(Counters::default()),
+            spans: Spans::default(),
             plan,
         };
         weights.shared.publish(&weights.metrics);

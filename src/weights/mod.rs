@@ -12,18 +12,21 @@ mod load;
 mod pipeline;
 mod rows;
 mod shared;
+mod spans;
 
 pub use lease::{Lease, LeaseError, Pass};
 pub use load::{Arenas, LoadError, Loading, ModelFile, WeightsSettings};
 pub use pipeline::Lookahead;
 pub use rows::GatheredRows;
+pub use spans::HostComputation;
 
 use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFile, Region, Rung};
 use crate::metrics::Metrics;
-use crate::placement::{Executor, GroupId, GroupKind, Plan, Residence, Tier};
+use crate::placement::{Executor, Group, GroupId, GroupKind, Plan, Residence, Tier};
 use rows::EmbeddingSlice;
 use shared::Shared;
+use spans::Spans;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -74,6 +77,7 @@ pub struct Weights {
     poison_released: bool,
     metrics: Metrics,
     counters: Arc<Counters>,
+    spans: Spans,
 }
 
 impl Weights {
@@ -101,6 +105,7 @@ impl Weights {
     /// abandons the step: reads in flight land before their memory is used again, and the next step starts afresh.
     pub fn pass<'w>(&'w self, width: usize, cancelled: &'w dyn Fn() -> bool) -> Pass<'w> {
         let width = u32::try_from(width).unwrap_or(u32::MAX);
+        self.adjust_clock();
         if let Some(waited) = self.shared.resume(width) {
             // What was on its way came from storage, if anything does.
             let from = match self.plan.host_ring.entries {
@@ -108,6 +113,7 @@ impl Weights {
                 _ => Tier::Storage,
             };
             self.count_stall(from, waited);
+            self.trace().waited(None, from.name(), waited);
         }
         Pass::new(self, width, cancelled)
     }
@@ -160,8 +166,10 @@ impl Weights {
             .inc();
         if let Some(waited) = waited {
             self.count_stall(residence.home, waited);
+            self.trace()
+                .waited(Some(group.0), residence.home.name(), waited);
         }
-        Ok(lease)
+        Ok(lease.begun(residence.executor))
     }
 
     /// An executor reads only from its own arena: a lease that points elsewhere is a bug, on the emulated device the
@@ -218,6 +226,15 @@ fn streams(residence: Residence) -> bool {
 /// What a group is, for people: "layer 3 feed-forward (blk.3.ffn_down.weight)".
 fn group_name(gguf: &Gguf, plan: &Plan, index: usize) -> String {
     let group = &plan.groups[index];
+    let tensor = group.parts.first().map(|part| {
+        let name = &gguf.tensors[part.tensor].name;
+        format!(" ({name}, rows {} to {})", part.rows.start, part.rows.end)
+    });
+    format!("{}{}", group_title(group), tensor.unwrap_or_default())
+}
+
+/// "layer 3 feed-forward"
+fn group_title(group: &Group) -> String {
     let half = match group.kind {
         GroupKind::Small => "norms and biases",
         GroupKind::Embedding => "token embedding",
@@ -229,9 +246,5 @@ fn group_name(gguf: &Gguf, plan: &Plan, index: usize) -> String {
         .layer
         .map(|layer| format!("layer {layer} "))
         .unwrap_or_default();
-    let tensor = group.parts.first().map(|part| {
-        let name = &gguf.tensors[part.tensor].name;
-        format!(" ({name}, rows {} to {})", part.rows.start, part.rows.end)
-    });
-    format!("{layer}{half}{}", tensor.unwrap_or_default())
+    format!("{layer}{half}")
 }

@@ -135,6 +135,8 @@ impl Weights {
         *self.gather.borrow_mut() = Some(region);
         self.count_stall(Tier::Storage, waited);
         let group = self.embedding_slice(u64::from(runs[0][0].0)).group;
+        let bytes = runs.len() as u64 * slot_bytes;
+        self.trace().rows_read(group.0, bytes, waited);
         result
             .map(|_| ())
             .map_err(|source| self.read_error(group, source))

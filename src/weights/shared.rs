@@ -12,6 +12,7 @@ use crate::memory::{
 };
 use crate::metrics::Metrics;
 use crate::placement::{Executor, Group, GroupId, Plan};
+use crate::trace::{Reads, Trace};
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
@@ -61,6 +62,8 @@ struct State {
     links: Option<Links>,
     /// The totals that the metrics already hold.
     published: (TransferTotals, TransferTotals),
+    trace: Trace,
+    traced_reads: Reads,
 }
 
 pub(super) struct Shared {
@@ -104,6 +107,8 @@ impl Shared {
                 next_direct: DIRECT,
                 links: None,
                 published: Default::default(),
+                trace: Trace::off(),
+                traced_reads: Reads::default(),
             }),
             landed: Condvar::new(),
         }
@@ -138,6 +143,12 @@ impl Shared {
         self.homes.get().map_or(&[], Vec::as_slice)
     }
 
+    pub(super) fn set_trace(&self, trace: Trace) {
+        let mut state = self.lock();
+        state.traced_reads = trace.reads();
+        state.trace = trace;
+    }
+
     pub(super) fn connect(&self, links: Links) {
         self.lock().links = Some(links);
     }
@@ -164,6 +175,8 @@ impl Shared {
             state.reads_landed.insert(done.ticket, done);
         } else {
             let succeeded = done.result.is_ok();
+            let group = state.pipeline.streamed(done.ticket).group;
+            state.traced_reads.ended(done.ticket, group.0, !succeeded);
             let (entry, failed) = state.pipeline.read_done(done.ticket, succeeded);
             state.host_entries[entry] = Some(done.region);
             match done.result {
@@ -185,6 +198,9 @@ impl Shared {
         if done.ticket >= DIRECT {
             state.copies_landed.insert(done.ticket, done);
         } else {
+            let group = state.pipeline.streamed(done.ticket).group;
+            let (began, ended) = (done.times.began, done.times.ended);
+            state.trace.copied(group.0, began, ended);
             let host_entry = match done.destination {
                 Some(region) => {
                     let (host_entry, device_entry) = state.pipeline.copy_done(done.ticket);
@@ -449,6 +465,7 @@ impl State {
                         unreachable!("host entry {host_entry} is free but not at rest");
                     };
                     let pieces = pieces(&plan.groups[group.0 as usize]);
+                    self.traced_reads.given(position);
                     self.links().reader.read(position, region, &pieces);
                 }
                 Action::Copy(copy) => self.start_copy(plan, homes, copy),

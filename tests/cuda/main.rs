@@ -19,3 +19,6 @@ mod program;
 #[path = "../support/run.rs"]
 mod run;
 mod serving;
+#[path = "../support/trace.rs"]
+mod trace;
+mod tracing;

@@ -1,0 +1,169 @@
+//! What the trace is told of computation: a span from lease to drop for each group, on the lane of its executor.
+//!
+//! On a CUDA device a lease ends long before its group has been computed with. There a moment of the compute stream stands
+//! for each end, and the span is told when the pass is over, which is when the stream is done.
+
+use super::{Lease, Weights};
+use crate::gguf::Gguf;
+use crate::memory::{CudaDevice, Moment};
+use crate::placement::{DeviceKind, Executor, GroupId, Plan};
+use crate::trace::{Computer, GroupLabel, Trace};
+use std::cell::RefCell;
+use std::time::Instant;
+
+/// How computation with a group began.
+#[derive(Debug, Default)]
+pub(super) enum Began {
+    #[default]
+    Untraced,
+    OnHost(Instant, Computer),
+    OnDevice(Moment),
+}
+
+/// Where the spans of a model's weights go. Lives on the engine thread.
+#[derive(Debug, Default)]
+pub(super) struct Spans {
+    pub(super) trace: Trace,
+    /// What a CUDA device was given in this pass: a span for each lease.
+    pending: RefCell<Vec<(GroupId, Moment, Moment)>>,
+}
+
+impl Weights {
+    /// From now on tells `trace` what is read, copied and computed with, and what computation waits for. Before the first
+    /// step only: nothing streams yet.
+    pub fn set_trace(&mut self, trace: Trace, gguf: &Gguf) {
+        if !trace.is_on() {
+            return;
+        }
+        trace.name_groups(labels(gguf, &self.plan));
+        if let Some(device) = self.cuda() {
+            device.start_clock();
+        }
+        self.shared.set_trace(trace.clone());
+        self.spans.trace = trace;
+    }
+
+    pub fn trace(&self) -> &Trace {
+        &self.spans.trace
+    }
+
+    fn cuda(&self) -> Option<&CudaDevice> {
+        let arena = self.arenas.device.as_ref()?;
+        arena.cuda().map(AsRef::as_ref)
+    }
+
+    /// Before a pass, when the compute stream is done with the one before.
+    pub(super) fn adjust_clock(&self) {
+        if self.spans.trace.is_on()
+            && let Some(device) = self.cuda()
+        {
+            device.adjust_clock();
+        }
+    }
+
+    /// Tells of what a CUDA device has computed, and waits until it has.
+    pub(super) fn tell_pending(&self) {
+        let Some(device) = self.cuda() else { return };
+        let mut last_ended = None;
+        for (group, began, ended) in self.spans.pending.borrow_mut().drain(..) {
+            let (Some(began), Some(ended)) = (device.time_of(&began), device.time_of(&ended))
+            else {
+                continue;
+            };
+            let began = last_ended.map_or(began, |last| began.max(last));
+            let ended = ended.max(began);
+            last_ended = Some(ended);
+            let trace = &self.spans.trace;
+            trace.computed(Computer::Device, group.0, began, ended);
+        }
+    }
+
+    fn begin_span(&self, lease: &Lease<'_>, executor: Executor) -> Began {
+        let Some(now) = self.spans.trace.now() else {
+            return Began::Untraced;
+        };
+        let computer = match executor {
+            Executor::Device => Computer::Device,
+            Executor::Host => Computer::Cpu,
+        };
+        match (self.plan.device, executor) {
+            (DeviceKind::Cuda, Executor::Device) => lease
+                .cuda()
+                .and_then(CudaDevice::compute_moment)
+                .map_or(Began::Untraced, Began::OnDevice),
+            // The host has a lease while it waits for the device's part too: `Lease::host_computes` tells when it computes.
+            (DeviceKind::Cuda, Executor::Host) => Began::Untraced,
+            (DeviceKind::Cpu | DeviceKind::Emulated, _) => Began::OnHost(now, computer),
+        }
+    }
+
+    fn end_span(&self, lease: &Lease<'_>, began: Began) {
+        let (group, trace) = (lease.group(), &self.spans.trace);
+        match began {
+            Began::Untraced => {}
+            Began::OnHost(began, computer) => {
+                trace.computed(computer, group.0, began, Instant::now());
+            }
+            Began::OnDevice(began) => {
+                if let Some(ended) = lease.cuda().and_then(CudaDevice::compute_moment) {
+                    self.spans.pending.borrow_mut().push((group, began, ended));
+                }
+            }
+        }
+    }
+}
+
+impl<'w> Lease<'w> {
+    /// Computation with the group begins, on this executor.
+    pub(super) fn begun(mut self, executor: Executor) -> Lease<'w> {
+        self.began = self.weights.begin_span(&self, executor);
+        self
+    }
+
+    /// It has ended: the lease is being dropped.
+    pub(super) fn end_span(&mut self) {
+        let began = std::mem::take(&mut self.began);
+        self.weights.end_span(self, began);
+    }
+
+    /// The host computes with the group beside a CUDA device, until what is returned is dropped.
+    pub fn host_computes(&self) -> HostComputation<'_> {
+        HostComputation {
+            lease: self,
+            began: self.weights.spans.trace.now(),
+        }
+    }
+}
+
+/// A computation of the host beside a CUDA device.
+pub struct HostComputation<'l> {
+    lease: &'l Lease<'l>,
+    began: Option<Instant>,
+}
+
+impl Drop for HostComputation<'_> {
+    fn drop(&mut self) {
+        if let Some(began) = self.began {
+            let began = Began::OnHost(began, Computer::Cpu);
+            self.lease.weights.end_span(self.lease, began);
+        }
+    }
+}
+
+fn labels(gguf: &Gguf, plan: &Plan) -> Vec<GroupLabel> {
+    let label = |index: usize| {
+        let group = &plan.groups[index];
+        let rows = group.parts.iter().map(|part| {
+            let name = &gguf.tensors[part.tensor].name;
+            format!("{name} {} to {}", part.rows.start, part.rows.end)
+        });
+        GroupLabel {
+            name: super::group_title(group),
+            rows: rows.collect::<Vec<_>>().join(", "),
+            read_bytes: group.extents.iter().map(|extent| extent.bytes).sum(),
+            copied_bytes: group.entry_bytes,
+            weight_bytes: group.parts.iter().map(|part| part.bytes).sum(),
+        }
+    };
+    (0..plan.groups.len()).map(label).collect()
+}
