@@ -98,6 +98,7 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
             workload.sequences()
         )));
     }
+    device.log(config);
     tracing::info!("the plan:\n{}", plan.report());
     let bytes = StepBytes::of(&planned.gguf, &plan);
     // Completed when everything below is gone.

@@ -12,6 +12,8 @@ use strata::placement::DeviceKind;
 #[derive(Clone)]
 pub(super) enum Device {
     Cpu,
+    /// `auto` found nothing better, for this reason.
+    CpuBecause(String),
     Emulated,
     Cuda(Gpu),
     /// For a plan alone.
@@ -39,13 +41,7 @@ impl Device {
             },
             DeviceSetting::Auto => match open(0, model) {
                 Ok(gpu) => Ok(Device::Cuda(gpu)),
-                Err(why) => {
-                    tracing::info!("the CPU computes: {why}");
-                    if config.device_memory != MemorySetting::Auto {
-                        tracing::warn!("device-memory has no effect: there is no device ({why})");
-                    }
-                    Ok(Device::Cpu)
-                }
+                Err(why) => Ok(Device::CpuBecause(why)),
             },
         }
     }
@@ -61,9 +57,19 @@ impl Device {
         }
     }
 
+    /// Says why there is no GPU, where one would have been taken.
+    pub(super) fn log(&self, config: &Config) {
+        if let Device::CpuBecause(why) = self {
+            tracing::info!("the CPU computes: {why}");
+            if config.device_memory != MemorySetting::Auto {
+                tracing::warn!("device-memory has no effect: there is no device ({why})");
+            }
+        }
+    }
+
     pub(super) fn kind(&self) -> DeviceKind {
         match self {
-            Device::Cpu => DeviceKind::Cpu,
+            Device::Cpu | Device::CpuBecause(_) => DeviceKind::Cpu,
             Device::Emulated => DeviceKind::Emulated,
             Device::Cuda(_) | Device::CudaElsewhere => DeviceKind::Cuda,
         }
@@ -71,7 +77,7 @@ impl Device {
 
     pub(super) fn tier(&self) -> anyhow::Result<DeviceTier> {
         Ok(match self {
-            Device::Cpu => DeviceTier::None,
+            Device::Cpu | Device::CpuBecause(_) => DeviceTier::None,
             Device::Emulated => DeviceTier::Emulated,
             Device::CudaElsewhere => DeviceTier::Gpu { free: None },
             Device::Cuda(gpu) => {
@@ -89,7 +95,7 @@ impl Device {
     pub(super) fn gpu(&self) -> Option<Gpu> {
         match self {
             Device::Cuda(gpu) => Some(gpu.clone()),
-            Device::Cpu | Device::Emulated | Device::CudaElsewhere => None,
+            Device::Cpu | Device::CpuBecause(_) | Device::Emulated | Device::CudaElsewhere => None,
         }
     }
 }

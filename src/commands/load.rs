@@ -86,6 +86,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
             plan.context
         );
     }
+    device.log(config);
     tracing::info!("the plan:\n{}", plan.report());
     let trace = begin_trace(config)?;
     planned.trace = trace.handle();

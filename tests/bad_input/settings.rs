@@ -35,10 +35,10 @@ fn absurd_values_are_usage_errors_that_say_what_to_write() {
         (&["--ring-entries", "1"], &["--ring-entries", "from 2 to"]),
         (&["--ring-entries", "1000000"], &["from 2 to"]),
         (&["--step-width", "0"], &["--step-width", "from 1 to"]),
-        (&["--device", "cuda:0"], &["CUDA", "emulated"]),
-        (&["--device", "tpu"], &["cpu or emulated"]),
+        (&["--device", "cuda:x"], &["cuda:0", "emulated"]),
+        (&["--device", "tpu"], &["cpu, emulated or cuda:0"]),
         (&["--reader", "mmap"], &["io-uring or pread"]),
-        (&["--executor", "both"], &["device or host"]),
+        (&["--executor", "both"], &["device, host or a number"]),
         (&["--copy=maybe"], &["true or false"]),
         (&["--log", "loud"], &["warn"]),
     ] {
