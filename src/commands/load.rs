@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
 use strata::config::{
-    ComputeThreads, Config, ExecutorSetting, KvTypeSetting, ReaderSetting, budgets,
-    compute_threads, format_bytes, free_host_memory, machine_memory_bytes, read_text_file,
+    ComputeThreads, Config, DeviceSetting, ExecutorSetting, KvTypeSetting, MemorySetting,
+    ReaderSetting, budgets, compute_threads, format_bytes, free_host_memory, machine_memory_bytes,
+    read_text_file,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
@@ -62,9 +63,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         hyperparameters: &hyperparameters,
     };
     let device = Device::to_use(config, candidate)?;
-    let request = plan_request(config, &hyperparameters, &device)?;
-    let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
-    planned.gpu = device.gpu();
+    let (mut planned, device) = plan_on(config, path, gguf, &hyperparameters, device)?;
     if tokenizer.vocabulary_size() > planned.hyperparameters.vocabulary_size as usize {
         bail!(
             "{}: the vocabulary has {} tokens and `token_embd.weight` {} rows; the file is damaged",
@@ -132,6 +131,36 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         model_context,
         trace,
     })
+}
+
+/// The plan for a device; where the device is `auto`'s GPU and has too little free for the model, that of the CPU.
+fn plan_on(
+    config: &Config,
+    path: &Path,
+    gguf: Gguf,
+    hyperparameters: &Hyperparameters,
+    device: Device,
+) -> anyhow::Result<(PlannedModel, Device)> {
+    let plan = |gguf, device: &Device| -> anyhow::Result<PlannedModel> {
+        let request = plan_request(config, hyperparameters, device)?;
+        let of_file = || path.display().to_string();
+        let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+        planned.gpu = device.gpu();
+        Ok(planned)
+    };
+    let may_fall_back = device.gpu().is_some()
+        && config.device == DeviceSetting::Auto
+        && config.device_memory == MemorySetting::Auto;
+    if !may_fall_back {
+        return Ok((plan(gguf, &device)?, device));
+    }
+    match plan(gguf.clone(), &device) {
+        Ok(planned) => Ok((planned, device)),
+        Err(error) => {
+            let cpu = Device::CpuBecause(format!("the GPU does not suffice: {error:#}"));
+            Ok((plan(gguf, &cpu)?, cpu))
+        }
+    }
 }
 
 /// A budget that was given may exceed what this machine has; what the plan takes of it must not. Both tiers are RAM

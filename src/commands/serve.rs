@@ -23,15 +23,20 @@ pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
     );
     let engine = loading.engine;
     let watcher = std::thread::Builder::new()
-        .name("loading".to_owned())
+        .name("watcher".to_owned())
         .spawn({
             let (engine, stop) = (engine.clone(), stop.clone());
-            move || match engine.wait_until_loaded() {
-                EngineStatus::Failed(cause) => {
-                    stop.stop();
-                    Some(cause)
-                }
-                _ => None,
+            move || {
+                let failed = match engine.wait_until_loaded() {
+                    EngineStatus::Failed(cause) => format!("load the model: {cause}"),
+                    // A server that can compute nothing any more is better started again.
+                    _ => match engine.wait_until_ended() {
+                        EngineStatus::Failed(cause) => cause,
+                        _ => return None,
+                    },
+                };
+                stop.stop();
+                Some(failed)
             }
         })?;
     let served = Served {
@@ -49,7 +54,7 @@ pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
     engine.join();
     drop(loading.trace);
     match watcher.join() {
-        Ok(Some(cause)) => anyhow::bail!("load the model: {cause}"),
+        Ok(Some(cause)) => anyhow::bail!("{cause}"),
         _ => Ok(()),
     }
 }

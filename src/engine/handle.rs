@@ -127,6 +127,12 @@ impl EngineHandle {
         self.status()
     }
 
+    /// Blocks until the engine thread has ended, and says how. Not for async threads.
+    pub fn wait_until_ended(&self) -> EngineStatus {
+        self.owner.shared.wait_until_ended();
+        self.status()
+    }
+
     /// Blocks until the engine thread has ended and what it owned is freed. Not for async threads.
     pub fn join(&self) {
         self.owner.shared.wait_until_ended();

@@ -28,6 +28,10 @@ pub const DEVICE_RESERVE_BYTES: u64 = 512 << 20;
 pub enum CudaError {
     #[error("libcuda.so.1 is not found; it comes with the driver of an NVIDIA card")]
     NoDriver,
+    #[error("libcuda.so.1 has no {0}: the driver is older than CUDA 13.0, or damaged")]
+    NoFunction(&'static str),
+    #[error("the driver is of CUDA {}.{}, and strata needs one of CUDA 13.0 or later", version / 1000, version % 1000 / 10)]
+    OldDriver { version: i32 },
     #[error("open CUDA device {ordinal}: {why}")]
     Open { ordinal: usize, why: String },
     #[error("the CUDA driver failed to {action}: {why}")]
@@ -56,6 +60,7 @@ impl CudaDevice {
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaError::NoDriver);
         }
+        check_driver()?;
         let refused = |error: DriverError| CudaError::Open {
             ordinal,
             why: in_words(error),
@@ -164,6 +169,12 @@ impl CudaDevice {
                 None => in_words(error),
             })),
         }
+    }
+
+    /// The first failure since the last call of this or of `synchronise`, if there is one: what is given to a stream after it
+    /// would work on what never arrived.
+    pub fn check(&self) -> Result<(), CudaError> {
+        self.lock_failure().take().map_or(Ok(()), Err)
     }
 
     /// Waits until all that was given to the compute stream is done. A failure is kept for `synchronise`.
@@ -374,11 +385,81 @@ fn call(action: &'static str, error: DriverError) -> CudaError {
     }
 }
 
-/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory".
-fn in_words(error: DriverError) -> String {
-    let name = format!("{:?}", error.0);
-    match error.error_string() {
-        Ok(text) => format!("{name}: {}", text.to_string_lossy()),
-        Err(_) => name,
+/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory"; the number of an error that the driver has no name for.
+pub fn in_words(error: DriverError) -> String {
+    match (error.error_name(), error.error_string()) {
+        (Ok(name), Ok(text)) => format!("{}: {}", name.to_string_lossy(), text.to_string_lossy()),
+        _ => format!("error {}", error.0 as u32),
     }
+}
+
+/// The oldest driver that takes the kernels' PTX.
+const DRIVER_VERSION_MIN: i32 = 13_000;
+
+/// What this program calls of the driver. cudarc looks functions up when they are called, and panics where one is missing.
+const FUNCTIONS: [&str; 37] = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuCtxSetFlags",
+    "cuCtxSynchronize",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventElapsedTime_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemHostRegister_v2",
+    "cuMemHostUnregister",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD8Async",
+    "cuMemsetD8_v2",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+];
+
+/// Whether the driver's library, which is there, is one that this program can use.
+fn check_driver() -> Result<(), CudaError> {
+    // SAFETY: the library could be opened a moment ago. Of its functions only the version's is called, which writes one
+    // int; that is its type in every version.
+    unsafe {
+        let library = sys::culib();
+        let Ok(version_of) =
+            library.get::<unsafe extern "C" fn(*mut i32) -> u32>(b"cuDriverGetVersion\0")
+        else {
+            return Err(CudaError::NoFunction("cuDriverGetVersion"));
+        };
+        let mut version = 0;
+        if version_of(&raw mut version) == 0 && version < DRIVER_VERSION_MIN {
+            return Err(CudaError::OldDriver { version });
+        }
+        for name in FUNCTIONS {
+            if library
+                .get::<unsafe extern "C" fn()>(name.as_bytes())
+                .is_err()
+            {
+                return Err(CudaError::NoFunction(name));
+            }
+        }
+    }
+    Ok(())
 }

@@ -141,7 +141,8 @@ impl CudaCompute {
             rotated_pairs: angles.pairs(),
             positions_end: positions.iter().max().map_or(0, |&last| last as usize + 1),
         };
-        Ok(())
+        // Kernels that read tables which never arrived would read anywhere.
+        Ok(self.device.check()?)
     }
 
     pub(super) fn synchronise(&mut self) -> Result<(), StepError> {
@@ -175,6 +176,7 @@ impl CudaCompute {
         }
         let addresses = self.send(&addresses);
         let output = self.take_values(count * matrix.columns);
+        self.device.check()?;
         self.kernels.dequantise_rows(
             self.device.compute_stream(),
             &DequantiseRows {
@@ -225,6 +227,7 @@ impl CudaCompute {
         let mut walk = Walk::new(products.map(|(matrix, _)| matrix));
         while let Some((group, slices)) = walk.next() {
             let lease = pass.lease(group)?;
+            self.device.check()?;
             for ((matrix, out), slice) in products.into_iter().zip(slices) {
                 let Some(slice) = slice else { continue };
                 let Some(address) = lease.device_part(slice.part) else {
@@ -474,6 +477,7 @@ impl CudaCompute {
     ) -> Result<Values, StepError> {
         let indices = self.send(rows);
         let output = self.take_values(rows.len() * columns);
+        self.device.check()?;
         let most = rows.iter().max().map_or(0, |&row| row as usize + 1);
         self.kernels.gather_rows(
             self.device.compute_stream(),

@@ -18,7 +18,7 @@ pub enum GpuError {
     #[error(transparent)]
     Device(#[from] CudaError),
     #[error(
-        "{0}; strata needs a card of the Turing generation or later and a driver of CUDA 13.0 or later"
+        "{0} (a card of the Turing generation or later is needed, and some memory that is free on it)"
     )]
     Kernels(KernelError),
     #[error(transparent)]
@@ -50,7 +50,12 @@ pub fn gpu_supports(gguf: &Gguf, hyperparameters: &Hyperparameters) -> Result<()
             ));
         }
     }
-    for tensor in &gguf.tensors {
+    // Vectors come to the device as f32 of their own.
+    let matrices = gguf
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.dimensions.len() > 1);
+    for tensor in matrices {
         let alignment = DeviceMatrix::alignment(tensor.kind);
         if !tensor.file_offset.is_multiple_of(alignment) {
             return Err(format!(

@@ -9,7 +9,7 @@ use super::matrix::ModelError;
 use super::step::Compute;
 use crate::gguf::{Gguf, GgufError, Hyperparameters};
 use crate::kernels::ComputePool;
-use crate::memory::{MemoryError, Rung, logical_block_bytes};
+use crate::memory::{CudaError, MemoryError, Rung, logical_block_bytes};
 use crate::metrics::Metrics;
 use crate::placement::{DeviceKind, Plan, PlanError, PlanRequest, Tier, plan};
 use crate::trace::Trace;
@@ -35,6 +35,8 @@ pub enum OpenError {
     Plan(#[from] PlanError),
     #[error("allocate memory: {0}")]
     Memory(#[from] MemoryError),
+    #[error("bring the model to the device: {0}")]
+    Device(CudaError),
     #[error(transparent)]
     Load(#[from] LoadError),
     #[error(transparent)]
@@ -143,6 +145,11 @@ impl PlannedModel {
             kv_region,
             compute,
         )?;
+
+        if let Some(gpu) = &self.gpu {
+            // Everything that was sent has arrived, or the model is not loaded.
+            gpu.device.synchronise().map_err(OpenError::Device)?;
+        }
         Ok(LoadedModel {
             model: Box::new(model),
             reader,

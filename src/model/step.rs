@@ -90,12 +90,15 @@ impl<'m> Step<'m> {
     ) -> Result<Step<'m>, StepError> {
         let span = weights.trace().step(batch.width());
         let angles = rope.angles(&positions(batch));
+        // Before the device is asked whether all went well since the last step: where not, the pass is given up, and what
+        // was fetched is fetched again.
+        let pass = weights.pass(batch.width(), cancelled);
         if let Compute::Cuda(cuda) = &mut *compute {
             cuda.begin(batch, &angles)?;
         }
         Ok(Step {
             compute,
-            pass: weights.pass(batch.width(), cancelled),
+            pass,
             batch,
             angles,
             span,

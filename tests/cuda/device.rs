@@ -72,13 +72,15 @@ impl Device {
     }
 }
 
-/// Kinds of waits of which the software GPU leaves one out.
+/// Kinds of calls of which the software GPU leaves one out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wait {
     /// A stream's for an event.
     Stream,
     /// The host's for an event.
     Host,
+    /// No wait: a copy to the device, which is refused.
+    Copy,
 }
 
 impl SoftwareGpu {
@@ -88,6 +90,7 @@ impl SoftwareGpu {
         let order = match wait {
             Wait::Stream => self.leave_out_stream_wait,
             Wait::Host => self.leave_out_event_synchronisation,
+            Wait::Copy => self.refuse_copy_to_device,
         };
         // SAFETY: the functions take a number and give one.
         unsafe { order(number) }
@@ -120,6 +123,7 @@ impl SoftwareGpu {
             leave_out_event_synchronisation: of_number(
                 c"software_gpu_leave_out_event_synchronisation",
             )?,
+            refuse_copy_to_device: of_number(c"software_gpu_refuse_copy_to_device")?,
             // SAFETY: as above.
             take_report: unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u8, usize) -> usize>(
@@ -135,5 +139,6 @@ pub(crate) struct SoftwareGpu {
     set_seed: unsafe extern "C" fn(u64) -> u64,
     leave_out_stream_wait: unsafe extern "C" fn(u64) -> u64,
     leave_out_event_synchronisation: unsafe extern "C" fn(u64) -> u64,
+    refuse_copy_to_device: unsafe extern "C" fn(u64) -> u64,
     take_report: unsafe extern "C" fn(*mut u8, usize) -> usize,
 }

@@ -5,9 +5,10 @@ use crate::device::{Device, Wait, device};
 use crate::placements::{
     KIB, Placement, assert_same, logits, on_device, open, prompt, smallest_budgets,
 };
-use crate::run::{all_resident, load, root, settings};
+use crate::run::{Sequence, all_resident, load, root, settings};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
+use strata::model::{Batch, LoadedModel};
 use strata::placement::{ExecutorChoice, PlanRequest, Tier};
 
 /// Seeds of the scheduler.
@@ -109,4 +110,51 @@ fn a_wait_that_is_left_out_is_found() {
             "{wait:?}: {without} were not found"
         );
     }
+}
+
+/// A copy that the driver refuses once fails the step that needs it, or the loading, and nothing else: no answer is made of
+/// what never arrived.
+#[test]
+fn a_copy_that_is_refused_fails_one_step() {
+    let Some(device) = device() else { return };
+    let Some(software) = &device.software else {
+        println!("skipped: a GPU's driver refuses when it likes");
+        return;
+    };
+    let (path, reference, placement) = on_three_tiers();
+    let tokens = prompt(3, 256);
+    let step = |loaded: &mut LoadedModel| {
+        let mut sequence = Sequence::new(0, 1);
+        let batch = Batch {
+            runs: vec![sequence.run(&tokens, true)],
+        };
+        let rows = loaded.model.forward(&batch, &|| false);
+        rows.map(|rows| {
+            rows[0]
+                .iter()
+                .map(|logit| logit.to_bits())
+                .collect::<Vec<u32>>()
+        })
+    };
+    let expected = step(&mut load(&path, &reference, settings())).unwrap();
+    let mut loaded = open(&device, &path, &placement);
+    let mut failures = 0;
+    for number in 1..40 {
+        software.leave_out(Wait::Copy, number);
+        for _ in 0..4 {
+            match step(&mut loaded) {
+                Ok(ours) => assert!(ours == expected, "copy {number}"),
+                Err(_) => failures += 1,
+            }
+        }
+        software.leave_out(Wait::Copy, 0);
+        // A copy between two steps may have been the one.
+        let _ = step(&mut loaded);
+        assert!(
+            step(&mut loaded).unwrap() == expected,
+            "after copy {number}"
+        );
+        device.assert_nothing_reported(&format!("copy {number}"));
+    }
+    assert!(failures > 10, "{failures} failures");
 }

@@ -38,7 +38,7 @@ mod tests;
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, DriverError};
+use cudarc::driver::CudaContext;
 
 use crate::memory::DeviceAddress;
 
@@ -46,7 +46,7 @@ pub use attention::{Attention, DevicePages, DeviceRuns, HEAD_LENGTH_MAX, PagePre
 pub use elementwise::{AddBias, AddRmsNorm, Rope, SiluMul};
 pub use long_attention::{LongAttention, long_attention_scratch_bytes};
 pub use products::{DeviceMatrix, InputForm, MatrixProduct, QuantiseRows, quantised_input_bytes};
-pub use rows::{DequantiseRows, Fill, GatherRows};
+pub use rows::{DequantiseRows, GatherRows};
 
 /// Why kernels cannot be loaded or launched.
 #[derive(Debug, thiserror::Error)]
@@ -55,15 +55,12 @@ pub enum KernelError {
         "this build has no CUDA kernels; cargo build --release --features cuda makes one that has"
     )]
     NotCompiledIn,
-    #[error("load the kernels of {module}: {source}")]
-    Load {
-        module: &'static str,
-        source: DriverError,
-    },
-    #[error("find the kernel {kernel}: {source}")]
-    Find { kernel: String, source: DriverError },
-    #[error("launch the kernel {kernel}: {source}")]
-    Launch { kernel: String, source: DriverError },
+    #[error("load the kernels of {module}: {why}")]
+    Load { module: &'static str, why: String },
+    #[error("find the kernel {kernel}: {why}")]
+    Find { kernel: String, why: String },
+    #[error("launch the kernel {kernel}: {why}")]
+    Launch { kernel: String, why: String },
     /// A file may align its tensors to less than the device's loads need.
     #[error("{what} lie at {address:#x}, and the device reads them in words of {alignment} bytes")]
     Unaligned {

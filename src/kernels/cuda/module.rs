@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use super::{DeviceAddress, KernelError};
+use crate::memory::in_words;
 
 /// PTX of a `.cu` file with its name: `source!("rows")`.
 macro_rules! source {
@@ -51,7 +52,7 @@ impl Module {
     ) -> Result<Arc<Module>, KernelError> {
         let refused = |error| KernelError::Load {
             module: source.name,
-            source: error,
+            why: in_words(error),
         };
         assert!(source.text.ends_with('\0'), "PTX of {}", source.name);
         context.bind_to_thread().map_err(refused)?;
@@ -79,7 +80,7 @@ impl Module {
             }),
             Err(code) => Err(KernelError::Find {
                 kernel: name,
-                source: result::DriverError(code),
+                why: in_words(result::DriverError(code)),
             }),
         }
     }
@@ -193,9 +194,9 @@ impl Kernel {
                 )
             }
         });
-        queued.map_err(|source| KernelError::Launch {
+        queued.map_err(|error| KernelError::Launch {
             kernel: self.name.clone(),
-            source,
+            why: in_words(error),
         })
     }
 }

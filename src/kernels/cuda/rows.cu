@@ -1,4 +1,4 @@
-// Whole rows: embedding rows to f32, chosen rows of activations, and buffers filled with one value.
+// Whole rows: embedding rows to f32, and chosen rows of activations.
 #include "exact.cuh"
 
 namespace {
@@ -191,13 +191,5 @@ gather_rows(const float* x, const uint32_t* indices, float* out, uint32_t column
     if (i < columns) {
         const float* row = x + static_cast<size_t>(indices[blockIdx.y]) * columns;
         out[static_cast<size_t>(blockIdx.y) * columns + i] = row[i];
-    }
-}
-
-// Grid: x covers the elements.
-extern "C" __global__ void __launch_bounds__(256) fill(float* values, float value, uint64_t count) {
-    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < count) {
-        values[i] = value;
     }
 }

@@ -1,4 +1,4 @@
-//! Whole rows: embedding rows to f32, chosen rows of activations, buffers of one value. `rows.cu`.
+//! Whole rows: embedding rows to f32, and chosen rows of activations. `rows.cu`.
 
 use std::sync::Arc;
 
@@ -33,20 +33,10 @@ pub struct GatherRows {
     pub columns: usize,
 }
 
-/// A value for every element.
-#[derive(Clone, Copy, Debug)]
-pub struct Fill {
-    /// f32 `[count]`.
-    pub values: DeviceAddress,
-    pub value: f32,
-    pub count: usize,
-}
-
 pub(super) struct Kernels {
     /// As in `TensorType::ALL`.
     dequantise: Vec<Kernel>,
     gather: Kernel,
-    fill: Kernel,
 }
 
 impl Kernels {
@@ -58,7 +48,6 @@ impl Kernels {
         Ok(Kernels {
             dequantise: dequantise.collect::<Result<_, _>>()?,
             gather: module.kernel("gather_rows".to_owned())?,
-            fill: module.kernel("fill".to_owned())?,
         })
     }
 }
@@ -106,22 +95,6 @@ impl CudaKernels {
                     argument(&rows.indices),
                     argument(&rows.output),
                     argument(&columns),
-                ],
-            )
-        }
-    }
-
-    pub fn fill(&self, stream: &CudaStream, fill: &Fill) -> Result<(), KernelError> {
-        let count = fill.count as u64;
-        // SAFETY: (values, value, count), as the kernel declares them; whoever made the address answers for `count` floats.
-        unsafe {
-            self.rows.fill.launch(
-                stream,
-                Grid::of_elements(count, 1),
-                &mut [
-                    argument(&fill.values),
-                    argument(&fill.value),
-                    argument(&count),
                 ],
             )
         }

@@ -1,9 +1,8 @@
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
-use super::device::UNWRITTEN;
 use super::*;
-use crate::kernels::cuda::{DequantiseRows, Fill, GatherRows};
+use crate::kernels::cuda::{DequantiseRows, GatherRows};
 use crate::kernels::dequantise_row;
 
 #[test]
@@ -81,24 +80,4 @@ fn gathered_rows_are_copies() {
         .copied()
         .collect();
     assert_same_bits(&out.floats(), &expected, "rows");
-}
-
-#[test]
-fn a_fill_ends_where_its_count_does() {
-    let Some(device) = device() else { return };
-    let out = device.unwritten(1000);
-    let fill = |count| Fill {
-        values: out.address(),
-        value: 2.5,
-        count,
-    };
-    for count in [0, 777] {
-        device
-            .kernels
-            .fill(&device.stream, &fill(count))
-            .expect("a launch");
-        let values = out.floats();
-        assert!(values[..count].iter().all(|value| *value == 2.5));
-        assert!(values[count..].iter().all(|value| *value == UNWRITTEN));
-    }
 }

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "exported C functions")]
 
 use super::device::Device;
-use super::left_out::{EVENT_SYNCHRONISATIONS, STREAM_WAITS};
+use super::left_out::{COPIES_TO_DEVICE, EVENT_SYNCHRONISATIONS, STREAM_WAITS};
 use super::reports::Counters;
 
 /// The number of reports that have not been taken.
@@ -65,4 +65,10 @@ pub extern "C" fn software_gpu_leave_out_stream_wait(number: u64) -> u64 {
 #[unsafe(no_mangle)]
 pub extern "C" fn software_gpu_leave_out_event_synchronisation(number: u64) -> u64 {
     EVENT_SYNCHRONISATIONS.order(number)
+}
+
+/// The same for `cuMemcpyHtoDAsync`, which is refused with `CUDA_ERROR_OUT_OF_MEMORY`.
+#[unsafe(no_mangle)]
+pub extern "C" fn software_gpu_refuse_copy_to_device(number: u64) -> u64 {
+    COPIES_TO_DEVICE.order(number)
 }

@@ -14,6 +14,7 @@
 use super::call::{call, expect_context, waiting_call};
 use super::clock::Clock;
 use super::device::Device;
+use super::left_out::COPIES_TO_DEVICE;
 use super::lock;
 use super::operation::{HostAddress, HostSource, Pattern, What, Work};
 use super::queue::NULL_STREAM;
@@ -238,14 +239,22 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     stream: usize,
 ) -> u32 {
-    // SAFETY: the program's pointer.
-    call("cuMemcpyHtoDAsync_v2", |device| unsafe {
-        to_device(
-            device,
-            (destination, source, bytes),
-            device.slot(stream)?,
-            Mode::Asynchronous,
-        )
+    call("cuMemcpyHtoDAsync_v2", |device| {
+        if COPIES_TO_DEVICE.comes() {
+            return Err(Refusal::new(
+                Status::OUT_OF_MEMORY,
+                "as it was ordered to be",
+            ));
+        }
+        // SAFETY: the program's pointer.
+        unsafe {
+            to_device(
+                device,
+                (destination, source, bytes),
+                device.slot(stream)?,
+                Mode::Asynchronous,
+            )
+        }
     })
 }
 

@@ -1,8 +1,9 @@
-//! Waits that are left out on purpose: whether a program waits where it has to shows when one of its waits is taken away.
+//! Waits that are left out on purpose, and copies that are refused: whether a program waits where it has to, and asks
+//! whether all went well, shows when one of them is taken away.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The waits of one kind that are still to come before the one that is left out; 0: none is.
+/// The calls of one kind that are still to come before the one that is left out; 0: none is.
 #[derive(Default)]
 pub(super) struct LeftOut {
     to_come: AtomicU64,
@@ -14,6 +15,11 @@ pub(super) static STREAM_WAITS: LeftOut = LeftOut {
 };
 /// `cuEventSynchronize`.
 pub(super) static EVENT_SYNCHRONISATIONS: LeftOut = LeftOut {
+    to_come: AtomicU64::new(0),
+};
+
+/// `cuMemcpyHtoDAsync`.
+pub(super) static COPIES_TO_DEVICE: LeftOut = LeftOut {
     to_come: AtomicU64::new(0),
 };
 
