@@ -32,7 +32,7 @@ mod shapes;
 
 pub use plan::{GatherBuffer, KvSplit, KvType, Plan, Ring, TierSplit};
 pub use planner::{DeviceKind, ExecutorChoice, PlanRequest, plan};
-pub use rates::{HardwareCard, Rates, RatesError};
+pub use rates::{AttentionRates, HardwareCard, Measured, ProductRate, Rates, RatesError};
 pub use refusal::{Advice, PlanError, Refusal, Shortage};
 pub use scratch::{SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, ScratchItem};
 pub use simulate::{Bound, Prediction};
