@@ -81,7 +81,7 @@ pub(super) fn choose(groups: &[Group], capacity: Capacity, strategy: Strategy) -
 
 /// Chooses from `candidates` (in order) those that get a home within `left` bytes, evenly by cumulative bytes, and
 /// takes their bytes from `left`. What is left over is less than the smallest that was not chosen.
-fn spread(groups: &[Group], candidates: &[usize], left: &mut u64) -> Vec<usize> {
+pub(super) fn spread(groups: &[Group], candidates: &[usize], left: &mut u64) -> Vec<usize> {
     let bytes_of = |index: usize| groups[index].home_bytes();
     let total: u128 = candidates.iter().map(|&i| u128::from(bytes_of(i))).sum();
     let capacity = u128::from(*left);

@@ -5,6 +5,7 @@ use super::homes::Capacity;
 use super::homes::{self, Strategy};
 use super::plan::{uses_device_ring, uses_host_ring};
 use super::planner::{DeviceKind, PlanRequest, Problem};
+use super::scenario::{Product, products};
 use super::{
     Executor, GatherBuffer, Group, GroupKind, KvSplit, Residence, Ring, ScratchItem, Tier,
     TierSplit,
@@ -21,7 +22,8 @@ const SHRINK_ROUNDS: usize = 4;
 pub(super) struct Layout {
     pub(super) groups: Rc<Vec<Group>>,
     pub(super) residences: Vec<Residence>,
-    pub(super) elements: Vec<u64>,
+    /// Of each group.
+    pub(super) products: Vec<Vec<Product>>,
     pub(super) mapped: bool,
     pub(super) slice_bytes: u64,
     pub(super) step_width: u32,
@@ -93,6 +95,8 @@ pub(super) struct Candidate<'a> {
     pub(super) kv: KvSplit,
     pub(super) width: u32,
     pub(super) slice_bytes: u64,
+    /// Of the host ring, where no number is asked for and so many fit.
+    pub(super) host_entries: u32,
     pub(super) groups: Rc<Vec<Group>>,
 }
 
@@ -118,6 +122,7 @@ impl Candidate<'_> {
         let residence = Residence {
             home: Tier::Host,
             executor: Executor::Host,
+            narrow: Executor::Host,
         };
         let residences = vec![residence; self.groups.len()];
         split.fits().then(|| self.layout(residences, split, true))
@@ -125,15 +130,9 @@ impl Candidate<'_> {
 
     fn layout(&self, residences: Vec<Residence>, split: Split, mapped: bool) -> Layout {
         let tensors = self.problem.tensors;
-        let elements_of = |group: &Group| {
-            let of_parts = group.parts.iter();
-            of_parts.fold(0u64, |sum, part| {
-                let rows = part.rows.end - part.rows.start;
-                sum.saturating_add(rows.saturating_mul(tensors[part.tensor].columns()))
-            })
-        };
+        let of_groups = self.groups.iter();
         Layout {
-            elements: self.groups.iter().map(elements_of).collect(),
+            products: of_groups.map(|group| products(group, tensors)).collect(),
             groups: Rc::clone(&self.groups),
             residences,
             mapped,
@@ -159,9 +158,9 @@ impl Candidate<'_> {
             let fewest = if device_ring || host_ring {
                 RING_ENTRIES_MIN
             } else {
-                HOST_RING_ENTRIES
+                self.host_entries
             };
-            for entries_max in (fewest..=HOST_RING_ENTRIES).rev() {
+            for entries_max in (fewest..=self.host_entries).rev() {
                 for gather in [false, true] {
                     let reserve = self.reserve(device_ring, host_ring, gather, entries_max);
                     if let Some(layout) = self.settle(strategy, reserve) {
@@ -194,7 +193,7 @@ impl Candidate<'_> {
         };
         let stages = self.request.device != DeviceKind::Cpu && !host_ring;
         Reserve {
-            host_ring: ring(host_ring, HOST_RING_ENTRIES),
+            host_ring: ring(host_ring, self.host_entries),
             device_ring: ring(device_ring, DEVICE_RING_ENTRIES),
             gather: if gather {
                 self.problem.gather_buffer(self.width)
@@ -260,6 +259,10 @@ impl Candidate<'_> {
             .map(|(group, home)| Residence {
                 home,
                 executor: self.executor(group, home),
+                narrow: match home {
+                    Tier::Device => Executor::Device,
+                    Tier::Host | Tier::Storage => Executor::Host,
+                },
             })
             .collect();
         let needed = self.needed(&residences, reserve);

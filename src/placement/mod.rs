@@ -11,9 +11,12 @@
 //! - `planner`: `plan`: the split of each tier, by `layout` for each width and slice size; `homes`: which groups rest
 //!   where; `scratch`: the scratch formula
 //! - `refusal`: what `plan` says where nothing fits, with advice that was tried
-//! - `rates`, `simulate`: how fast a step will be
+//! - `rates`, `scenario`, `simulate`, `forecast`: how fast a step will be, and how fast it could be; `changes`: what would make it
+//!   faster
 //! - `report`: the plan as a table and as JSON
 
+mod changes;
+mod forecast;
 mod groups;
 mod homes;
 mod layout;
@@ -22,20 +25,26 @@ mod planner;
 mod rates;
 mod refusal;
 mod report;
+mod scenario;
 mod scratch;
 mod simulate;
 
 #[cfg(test)]
 mod plan_tests;
 #[cfg(test)]
+mod prediction_tests;
+#[cfg(test)]
 mod shapes;
 
+pub use changes::{Change, Gain, best_changes};
+pub use forecast::Forecast;
 pub use plan::{GatherBuffer, KvSplit, KvType, Plan, Ring, TierSplit};
 pub use planner::{DeviceKind, ExecutorChoice, PlanRequest, plan};
 pub use rates::{AttentionRates, HardwareCard, Measured, ProductRate, Rates, RatesError};
 pub use refusal::{Advice, PlanError, Refusal, Shortage};
+pub use report::{report_gains, report_gains_json};
+pub use scenario::{Bound, PREDICTED_PROMPT, Prediction};
 pub use scratch::{SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, ScratchItem};
-pub use simulate::{Bound, Prediction};
 
 use std::fmt;
 use std::ops::Range;
@@ -225,4 +234,7 @@ impl Group {
 pub struct Residence {
     pub home: Tier,
     pub executor: Executor,
+    /// Who does so in steps of up to `Plan::host_width_max` tokens, where that may be another: the host has most of the
+    /// groups that do not rest on the device then, and those that the link moves meanwhile stay the device's.
+    pub narrow: Executor,
 }

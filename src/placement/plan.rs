@@ -1,7 +1,7 @@
 //! The plan: plain data, and the sums that others ask of it.
 
 use super::planner::DeviceKind;
-use super::simulate::{Prediction, predict};
+use super::scenario::{LayerAttention, Prediction, Product, Scenario};
 use super::{
     ARENA_ALIGNMENT, Executor, Group, GroupId, Rates, Residence, ScratchItem, Tier, round_up,
 };
@@ -17,8 +17,8 @@ pub struct Plan {
     /// Homes on the host are the mapped file itself: no copy, no rings, parts at their `file_offset`.
     pub mapped: bool,
     pub tied_head: bool,
-    /// The widest step in which the host multiplies by groups that do not rest on the device, whatever the executor of
-    /// their residence, which is that of wider ones. 0: none; `u32::MAX`: all.
+    /// The widest step in which `Residence::narrow` says who multiplies by groups that do not rest on the device; in wider
+    /// ones `Residence::executor` does. 0: no step is so narrow; `u32::MAX`: all are.
     pub host_width_max: u32,
     /// No group's entry is larger, except one of a single slice of 32 rows, the small group and mapped ones.
     pub slice_bytes: u64,
@@ -50,8 +50,10 @@ pub struct Plan {
     pub rates_card: Option<String>,
     /// For widths 1, 8, 64 and 512.
     pub predictions: Vec<Prediction>,
-    /// Weights (elements) of each group: two floating-point operations each for every token.
-    pub(super) elements: Vec<u64>,
+    /// The products of each group.
+    pub(super) products: Vec<Vec<Product>>,
+    /// Of each layer.
+    pub(super) attention: Vec<LayerAttention>,
 }
 
 /// One tier's budget, split once. Weights, ring, kv and scratch are whole multiples of `ARENA_ALIGNMENT`.
@@ -157,7 +159,7 @@ impl Plan {
         self.residences[id.0 as usize]
     }
 
-    /// Whether the host multiplies by what does not rest on the device in steps of `width` tokens.
+    /// Whether steps of `width` tokens have the executors of `Residence::narrow`.
     pub fn is_for_host(&self, width: u32) -> bool {
         width <= self.host_width_max
     }
@@ -233,16 +235,21 @@ impl Plan {
         weights + split.ring + split.kv + scratch
     }
 
-    /// The time of a steady-state step of `width` tokens.
-    pub fn predict(&self, width: u32) -> Prediction {
-        predict(self, width)
+    /// The time of a steady-state step of `width` tokens in sequences that hold `depth` positions already.
+    pub fn predict(&self, width: u32, depth: u32) -> Prediction {
+        Scenario::of(self).predict(width, depth)
+    }
+
+    /// Seconds until the first token of an answer to a prompt of so many tokens, and the physical limit of them.
+    pub fn first_token_seconds(&self, prompt: u32) -> (f64, f64) {
+        Scenario::of(self).first_token_seconds(prompt, self.step_width)
     }
 }
 
 /// A residence in steps of `width` tokens.
 pub(super) fn residence_at(residence: Residence, width: u32, host_width_max: u32) -> Residence {
     let executor = match residence.home {
-        Tier::Host | Tier::Storage if width <= host_width_max => Executor::Host,
+        Tier::Host | Tier::Storage if width <= host_width_max => residence.narrow,
         _ => residence.executor,
     };
     Residence {

@@ -7,15 +7,20 @@ use crate::gguf::card::ShapeCard;
 use crate::gguf::{Gguf, Hyperparameters, TensorInfo, TensorType};
 use std::path::Path;
 
-type Index = (Vec<TensorInfo>, Hyperparameters);
+pub(super) type Index = (Vec<TensorInfo>, Hyperparameters);
 
-fn card(name: &str) -> Index {
+pub(super) fn card(name: &str) -> Index {
+    let gguf = card_file(name);
+    let hyperparameters = Hyperparameters::from_gguf(&gguf).unwrap();
+    (gguf.tensors, hyperparameters)
+}
+
+/// A shape card as a file's index.
+pub(super) fn card_file(name: &str) -> Gguf {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("models")
         .join(name);
-    let gguf = ShapeCard::open(&path).unwrap().index();
-    let hyperparameters = Hyperparameters::from_gguf(&gguf).unwrap();
-    (gguf.tensors, hyperparameters)
+    ShapeCard::open(&path).unwrap().index()
 }
 
 /// One of the tiny reference files.
@@ -28,7 +33,7 @@ fn tiny_file(name: &str) -> Index {
     (gguf.tensors, hyperparameters)
 }
 
-fn planned(index: &Index, request: &PlanRequest) -> Plan {
+pub(super) fn planned(index: &Index, request: &PlanRequest) -> Plan {
     let plan = plan_tensors(&index.0, &index.1, request).unwrap_or_else(|e| panic!("{e}"));
     check(&plan, request);
     plan
@@ -156,6 +161,10 @@ fn check(plan: &Plan, request: &PlanRequest) {
     for prediction in &plan.predictions {
         assert!(prediction.step_seconds.is_finite() && prediction.step_seconds >= 0.0);
         assert!(prediction.tokens_per_second.is_finite());
+        assert!(
+            prediction.limit_seconds <= prediction.step_seconds * (1.0 + 1e-9),
+            "below the limit: {prediction:?}"
+        );
     }
     let _ = (plan.report(), plan.report_json());
 }
@@ -238,6 +247,8 @@ fn the_tiny_files_plan_whole_and_under_pressure() {
 fn attention_rests_on_the_device_before_feed_forward() {
     let mut request = request(Some(24 * GIB), 64 * GIB);
     request.context = 8192;
+    request.device = DeviceKind::Cuda;
+    request.executor = ExecutorChoice::Device;
     let hardware = include_str!("../../config/hardware/rtx-4090-desktop.toml");
     request.rates = HardwareCard::parse(hardware).unwrap().rates;
     let plan = planned(&card("llama-3.3-70b.toml"), &request);
@@ -362,15 +373,16 @@ fn on_a_gpu_narrow_steps_are_the_hosts_up_to_the_width_at_which_copying_is_the_f
         "{}",
         plan.host_width_max
     );
-    let streams = plan.streamed_over_link().next().unwrap();
+    let of_host = |id: &GroupId| plan.residence(*id).narrow == Executor::Host;
+    let streams = plan.streamed_over_link().find(of_host).unwrap();
     let executor = |width| plan.residence_at(streams, width).executor;
     assert_eq!(executor(plan.host_width_max), Executor::Host);
     assert_eq!(executor(plan.host_width_max + 1), Executor::Device);
-    let predicted = |width| plan.predict(width);
-    assert_eq!(predicted(plan.host_width_max).link_seconds, 0.0);
-    assert!(predicted(plan.host_width_max + 1).link_seconds > 0.0);
+    let predicted = |width| plan.predict(width, 0);
+    let narrow = predicted(plan.host_width_max).link_seconds;
+    assert!(narrow < predicted(plan.host_width_max + 1).link_seconds / 2.0);
     let streamed = planned(&index, &like(10.0e9, ExecutorChoice::Device));
-    assert!(predicted(1).step_seconds < streamed.predict(1).step_seconds);
+    assert!(predicted(1).step_seconds < streamed.predict(1, 0).step_seconds);
 
     // A link that is faster than the host's kernels leaves them nothing.
     let plan = planned(&index, &like(25.0e9, ExecutorChoice::Auto));

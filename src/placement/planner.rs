@@ -6,19 +6,20 @@
 //! first that holds together, and then shrinks what it reserved to what that layout needs.
 
 use super::groups::{Catalogue, SliceRule};
-use super::homes::Strategy;
+use super::homes::{self, Strategy};
 use super::layout::{
     Candidate, DEVICE_RING_ENTRIES, HOST_RING_ENTRIES, Layout, RING_ENTRIES_MIN, Reserve, Split,
 };
 use super::refusal::{self, PlanError};
+use super::scenario::{LayerAttention, PREDICTED_WIDTHS, Scenario, attention};
 use super::scratch::{self, ScratchNeeds};
-use super::simulate::{PREDICTED_WIDTHS, Scenario};
 use super::{
-    ARENA_ALIGNMENT, GatherBuffer, Group, HumanBytes, KvSplit, KvType, PAGE_TOKENS, Plan, Rates,
-    Ring, Tier, TierSplit, round_up,
+    ARENA_ALIGNMENT, Executor, GatherBuffer, Group, HumanBytes, KvSplit, KvType, PAGE_TOKENS, Plan,
+    Rates, Ring, Tier, TierSplit, round_up,
 };
 use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// What stands for the device tier.
@@ -87,6 +88,8 @@ pub struct PlanRequest {
 }
 
 const STEP_WIDTH_MAX: u32 = 512;
+/// Above the widest step: so wide a one is the device's.
+const CROSSOVER_MAX: u32 = 1 << 16;
 /// Width that a plan keeps even where its scratch takes more than its share of the budget.
 const STEP_WIDTH_KEPT: u32 = 16;
 /// Scratch takes at most one part in this many of a budget.
@@ -99,6 +102,17 @@ const SLICE_BYTES_MIN: u64 = 256 << 10;
 pub(super) const GROUPS_MAX: u64 = 1 << 14;
 /// A ring takes at most one part in this many of what KV, scratch and the small group leave.
 const RING_SHARE: u64 = 4;
+/// The smallest slices that are tried for a faster step, and how much of the host ring is to be ahead of the group that is
+/// computed: a drive reaches its rate with some sixteen megabytes under way.
+const SLICE_BYTES_TRIED_MIN: u64 = 4 << 20;
+const GROUPS_TRIED_MAX: u64 = 2048;
+const READ_AHEAD_BYTES: u64 = 24 << 20;
+/// The parts of what does not rest on the device, of which some are moved over the link in narrow steps.
+const LINK_SHARES: u64 = 16;
+/// A layout gives way only to one that costs less than this share of it.
+const WORTH_CHANGING: f64 = 0.99;
+/// The same for the order in which kinds of groups get homes on a device.
+const WORTH_ANOTHER_STRATEGY: f64 = 0.95;
 const READ_ALIGNMENT_MAX: u64 = 1 << 20;
 
 /// Makes the plan, or says what is short, by how much, and the first thing to change.
@@ -168,6 +182,7 @@ pub(super) struct Problem<'a> {
     used_weight_bytes: u64,
     /// The smallest slice size that keeps to `GROUPS_MAX`, where the request names none.
     slice_bytes_min: u64,
+    pub(super) attention: Vec<LayerAttention>,
     /// The groups of the last slice size: neighbouring layouts mostly ask for the same.
     pub(super) last_groups: RefCell<Option<(u64, Rc<Vec<Group>>)>>,
 }
@@ -199,6 +214,7 @@ impl<'a> Problem<'a> {
         Problem {
             used_weight_bytes,
             slice_bytes_min,
+            attention: attention(hyperparameters, request.kv_type.element_bytes()),
             tensors,
             hyperparameters,
             catalogue,
@@ -263,11 +279,61 @@ impl<'a> Problem<'a> {
     /// The best layout for a request; `None` where none fits.
     pub(super) fn layout(&self, request: &PlanRequest) -> Option<Layout> {
         let kv = self.kv(request)?;
-        if let Some(width) = request.step_width {
-            return self.layout_at(request, kv, width.max(1));
+        let first = match request.step_width {
+            Some(width) => self.layout_at(request, kv, width.max(1))?,
+            None => self.widest_layout(request, kv)?,
+        };
+        if first.rings() == 0 {
+            return Some(first);
         }
-        // The widest step whose scratch keeps to its share, or the width that is kept anyway; narrower where that does
-        // not fit.
+        let mut layout = self.tuned(request, kv, first);
+        self.use_link_in_narrow_steps(request, &mut layout);
+        Some(layout)
+    }
+
+    /// Where a GPU shares a narrow step with the host: the link would be idle then, and so it moves as much of what does
+    /// not rest on the device as makes the step shorter.
+    fn use_link_in_narrow_steps(&self, request: &PlanRequest, layout: &mut Layout) {
+        let shares_steps = request.device == DeviceKind::Cuda
+            && request.executor == ExecutorChoice::Auto
+            && self.host_width_max(request) > 0;
+        if !shares_steps {
+            return;
+        }
+        let depth = self.scenario(request, layout).usual_depth();
+        let seconds = |layout: &Layout| {
+            let prediction = self.scenario(request, layout).predict(1, depth);
+            prediction.step_seconds
+        };
+        let candidates: Vec<usize> = (0..layout.groups.len())
+            .filter(|&index| {
+                layout.groups[index].is_streamable()
+                    && layout.residences[index].home != Tier::Device
+            })
+            .collect();
+        let bytes_of = |&index: &usize| layout.groups[index].home_bytes();
+        let bytes: u64 = candidates.iter().map(bytes_of).sum();
+        let mut best = (seconds(layout), layout.residences.clone());
+        for share in 1..LINK_SHARES {
+            let mut left = bytes / LINK_SHARES * share;
+            let moved = homes::spread(&layout.groups, &candidates, &mut left);
+            for &index in &candidates {
+                layout.residences[index].narrow = Executor::Host;
+            }
+            for &index in &moved {
+                layout.residences[index].narrow = Executor::Device;
+            }
+            let now = seconds(layout);
+            if now < WORTH_CHANGING * best.0 {
+                best = (now, layout.residences.clone());
+            }
+        }
+        layout.residences = best.1;
+    }
+
+    /// The widest step whose scratch keeps to its share, or the width that is kept anyway; narrower where that does not
+    /// fit.
+    fn widest_layout(&self, request: &PlanRequest, kv: KvSplit) -> Option<Layout> {
         let tokens = u64::from(request.context) * u64::from(request.parallel);
         let mut width = STEP_WIDTH_MAX;
         while width > 1 && u64::from(width / 2) >= tokens {
@@ -276,21 +342,52 @@ impl<'a> Problem<'a> {
         while width > STEP_WIDTH_KEPT && !self.scratch_keeps_to_share(request, kv, width) {
             width /= 2;
         }
-        let mut best: Option<Layout> = None;
         loop {
-            // A narrower step is worth it only where it lets more groups rest with their executor.
             if let Some(layout) = self.layout_at(request, kv, width) {
-                let better = |other: &Layout| layout.rings() < other.rings();
-                if best.as_ref().is_none_or(better) {
-                    best = Some(layout);
-                }
+                return Some(layout);
             }
-            let streams = best.as_ref().is_some_and(|layout| layout.rings() > 0);
-            if width == 1 || (best.is_some() && (!streams || width <= STEP_WIDTH_KEPT)) {
-                return best;
+            if width == 1 {
+                return None;
             }
             width /= 2;
         }
+    }
+
+    /// What streams costs time by its bytes, and rings and scratch take the place of weights: smaller slices, and then
+    /// narrower steps, as long as the simulation finds that they are worth it.
+    fn tuned(&self, request: &PlanRequest, kv: KvSplit, first: Layout) -> Layout {
+        let mut best = (self.scenario(request, &first).cost(first.step_width), first);
+        let try_layout = |best: &mut (f64, Layout), width, slice_bytes| {
+            if let Some((cost, layout)) = self.layout_with(request, kv, width, slice_bytes)
+                && cost < WORTH_CHANGING * best.0
+            {
+                *best = (cost, layout);
+            }
+        };
+        let slices = |layout: &Layout| -> Vec<u64> {
+            let halves =
+                std::iter::successors(Some(layout.slice_bytes / 2), |bytes| Some(bytes / 2));
+            let least = SLICE_BYTES_TRIED_MIN
+                .max(self.slice_bytes_min)
+                .max(self.used_weight_bytes / GROUPS_TRIED_MAX);
+            match request.slice_bytes {
+                Some(_) => Vec::new(),
+                None => halves.take_while(|&bytes| bytes >= least).collect(),
+            }
+        };
+        for slice_bytes in slices(&best.1) {
+            let width = best.1.step_width;
+            try_layout(&mut best, width, Some(slice_bytes));
+        }
+        if request.step_width.is_none() {
+            let widths =
+                std::iter::successors(Some(best.1.step_width / 2), |width| Some(width / 2));
+            for width in widths.take_while(|&width| width >= STEP_WIDTH_KEPT) {
+                let slice_bytes = Some(best.1.slice_bytes);
+                try_layout(&mut best, width, slice_bytes);
+            }
+        }
+        best.1
     }
 
     fn scratch_keeps_to_share(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> bool {
@@ -330,26 +427,37 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// The width up to which the host is done with a byte of weights before the link has moved it: n tokens take 2 n
-    /// operations for each weight, and no fewer seconds than reading the byte. The device, which is the faster at
-    /// computing, hides behind the link.
+    /// The width up to which the host is done with all matrices before the link has moved them. The device, which is the
+    /// faster at computing, hides behind the link.
     fn crossover(&self, rates: &Rates) -> u32 {
-        if rates.host_kernel_bytes_per_second < rates.link_bytes_per_second {
-            return 0;
-        }
-        let of_matrices = self
+        let mut of_types: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+        for tensor in self
             .tensors
             .iter()
-            .filter(|tensor| tensor.dimensions.len() > 1);
-        let (bytes, elements) = of_matrices.fold((0.0, 0.0), |(bytes, elements), tensor| {
+            .filter(|tensor| tensor.dimensions.len() > 1)
+        {
             let rows: u64 = tensor.dimensions[1..].iter().product();
-            let of_tensor = tensor.columns() as f64 * rows as f64;
-            (bytes + tensor.bytes as f64, elements + of_tensor)
-        });
-        let elements_of_byte = elements / f64::max(bytes, 1.0);
-        let operations = rates.host_flops_per_second / rates.link_bytes_per_second;
-        // A cast of what is too large, or no number, gives a bound; the rates are finite and above 0.
-        (operations / (2.0 * elements_of_byte)) as u32
+            let (bytes, elements) = of_types.entry(tensor.kind.name()).or_default();
+            *bytes += tensor.bytes as f64;
+            *elements += tensor.columns() as f64 * rows as f64;
+        }
+        let bytes: f64 = of_types.values().map(|(bytes, _)| bytes).sum();
+        let link_seconds = bytes / rates.link_bytes_per_second;
+        let is_for_host = |width: u32| {
+            let seconds = of_types.iter().map(|(kind, &(bytes, elements))| {
+                rates.host_product_seconds(kind, bytes, elements, width)
+            });
+            seconds.sum::<f64>() <= link_seconds
+        };
+        let (mut host, mut device) = (0, CROSSOVER_MAX);
+        while device - host > 1 {
+            let width = host + (device - host) / 2;
+            match is_for_host(width) {
+                true => host = width,
+                false => device = width,
+            }
+        }
+        host
     }
 
     /// Bytes of a stored row of the token embedding.
@@ -459,50 +567,68 @@ impl<'a> Problem<'a> {
         request: &'b PlanRequest,
         kv: KvSplit,
         width: u32,
+        slice_bytes: Option<u64>,
     ) -> Option<Candidate<'b>> {
         let bare = self.split(request, kv, width, Reserve::default(), self.small_bytes);
         // A mapped small group takes less than a resident one.
         if !bare.fits() && !self.may_be_mapped(request, &bare) {
             return None;
         }
-        let slice_bytes = self.slice_bytes(request, &bare);
+        let usual = self.slice_bytes(request, &bare);
+        let (slice_bytes, host_entries) = match slice_bytes.filter(|&bytes| bytes < usual) {
+            Some(bytes) => (bytes, host_entries(bytes)),
+            None => (usual, HOST_RING_ENTRIES),
+        };
         Some(Candidate {
             problem: self,
             request,
             kv,
             width,
             slice_bytes,
+            host_entries,
             groups: self.groups(slice_bytes),
         })
     }
 
-    /// The best layout for one step width; `None` where none fits.
+    /// The best layout for one step width, in slices of the usual size; `None` where none fits.
     fn layout_at(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> Option<Layout> {
-        let candidate = self.candidate(request, kv, width)?;
+        let (_, layout) = self.layout_with(request, kv, width, None)?;
+        Some(layout)
+    }
+
+    /// The best layout for one step width and slice size, and what it costs.
+    fn layout_with(
+        &self,
+        request: &PlanRequest,
+        kv: KvSplit,
+        width: u32,
+        slice_bytes: Option<u64>,
+    ) -> Option<(f64, Layout)> {
+        let candidate = self.candidate(request, kv, width, slice_bytes)?;
         if let Some(layout) = candidate.mapped() {
-            return Some(layout);
+            return Some((0.0, layout));
         }
         let mut best: Option<(f64, Layout)> = None;
         for &strategy in strategies(request.device) {
             let Some(layout) = candidate.with_strategy(strategy) else {
                 continue;
             };
-            let seconds = self.scenario(request, &layout).predict(1).step_seconds;
+            let cost = self.scenario(request, &layout).cost(layout.step_width);
             // An earlier strategy gives way only to one that is clearly faster.
             if best
                 .as_ref()
-                .is_none_or(|(least, _)| seconds < 0.99 * least)
+                .is_none_or(|(least, _)| cost < WORTH_ANOTHER_STRATEGY * least)
             {
-                best = Some((seconds, layout));
+                best = Some((cost, layout));
             }
         }
-        best.map(|(_, layout)| layout)
+        best
     }
 
     /// The layout that asks for least: there is a plan exactly where there is this one.
     pub(super) fn least_layout(&self, request: &PlanRequest) -> Option<Layout> {
         let width = request.step_width.unwrap_or(1).max(1);
-        let candidate = self.candidate(request, self.kv(request)?, width)?;
+        let candidate = self.candidate(request, self.kv(request)?, width, None)?;
         let first = strategies(request.device)[0];
         candidate
             .mapped()
@@ -510,15 +636,21 @@ impl<'a> Problem<'a> {
     }
 
     fn scenario<'b>(&'b self, request: &'b PlanRequest, layout: &'b Layout) -> Scenario<'b> {
+        let without_kv = |split: TierSplit| split.budget.saturating_sub(split.kv);
         Scenario {
+            device: request.device,
             groups: &layout.groups,
             residences: &layout.residences,
-            elements: &layout.elements,
+            products: &layout.products,
+            attention: &self.attention,
             rates: &request.rates,
             host_width_max: self.host_width_max(request),
             host_entries: layout.split.reserve.host_ring.entries,
             device_entries: layout.split.reserve.device_ring.entries,
+            context: request.context,
             parallel: request.parallel,
+            device_bytes: layout.split.device.map_or(0, without_kv),
+            host_bytes: without_kv(layout.split.host),
         }
     }
 
@@ -526,7 +658,7 @@ impl<'a> Problem<'a> {
         let scenario = self.scenario(request, &layout);
         let predictions = PREDICTED_WIDTHS
             .iter()
-            .map(|&width| scenario.predict(width))
+            .map(|&width| scenario.predict(width, scenario.usual_depth()))
             .collect();
         let Split {
             device,
@@ -563,9 +695,16 @@ impl<'a> Problem<'a> {
             rates: request.rates.clone(),
             rates_card: request.rates_card.clone(),
             predictions,
-            elements: layout.elements,
+            products: layout.products,
+            attention: self.attention.clone(),
         }
     }
+}
+
+/// Entries of the host ring for slices that are smaller than usual.
+fn host_entries(slice_bytes: u64) -> u32 {
+    let ahead = READ_AHEAD_BYTES.div_ceil(slice_bytes) as u32;
+    HOST_RING_ENTRIES.max(ahead + 1)
 }
 
 /// Ways to share out homes, the one to prefer first.

@@ -1,6 +1,9 @@
 //! The plan as people and programs read it.
 
-use super::{Group, GroupKind, HumanBytes, Plan, Residence, Tier, TierSplit};
+use super::{
+    Executor, Gain, Group, GroupId, GroupKind, HumanBytes, PREDICTED_PROMPT, Plan, Residence, Tier,
+    TierSplit,
+};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -101,10 +104,18 @@ impl Plan {
             HumanBytes(self.link_bytes_per_step()),
         )?;
         if (1..u32::MAX).contains(&self.host_width_max) {
+            let is_moved = |(_, group, residence): &(GroupId, &Group, Residence)| {
+                group.is_streamable()
+                    && residence.home != Tier::Device
+                    && residence.narrow == Executor::Device
+            };
+            let moved = self.iter().filter(is_moved);
+            let moved: u64 = moved.map(|(_, group, _)| group.entry_bytes).sum();
             writeln!(
                 text,
-                "steps of up to {} tokens move nothing to the device: the CPU multiplies by what does not rest there",
-                self.host_width_max
+                "steps of up to {} tokens move {} of that; by the rest of what does not rest there the CPU multiplies",
+                self.host_width_max,
+                HumanBytes(moved),
             )?;
         }
         for (name, ring) in [("host", self.host_ring), ("device", self.device_ring)] {
@@ -122,10 +133,25 @@ impl Plan {
             Some(card) => writeln!(text, "rates: from {card}")?,
             None => writeln!(text, "rates: assumed")?,
         }
+        self.write_predictions(text)?;
+        if !self.unused.is_empty() {
+            writeln!(
+                text,
+                "\n{} tensors of the file are not used: {}",
+                self.unused.len(),
+                shortened(self.unused.join(", "))
+            )?;
+        }
+        Ok(())
+    }
+
+    /// How fast, beside how fast no plan would be faster.
+    fn write_predictions(&self, text: &mut String) -> std::fmt::Result {
+        let depth = self.predictions.first().map_or(0, |first| first.depth);
         writeln!(
             text,
-            "\n{:<9}{:>12}{:>12}  bound by",
-            "width", "step", "tokens/s"
+            "\n{:<9}{:>12}{:>12}{:>12}  bound by   (after {depth} positions)",
+            "width", "step", "tokens/s", "limit"
         )?;
         for prediction in &self.predictions {
             let step = format!("{:.1} ms", prediction.step_seconds * 1000.0);
@@ -136,21 +162,19 @@ impl Plan {
             };
             writeln!(
                 text,
-                "{:<9}{step:>12}{:>12.1}  {}{note}",
+                "{:<9}{step:>12}{:>12}{:>12}  {}{note}",
                 prediction.width,
-                prediction.tokens_per_second,
+                figures(prediction.tokens_per_second),
+                figures(prediction.limit_tokens_per_second()),
                 prediction.bound.name(),
             )?;
         }
-        if !self.unused.is_empty() {
-            writeln!(
-                text,
-                "\n{} tensors of the file are not used: {}",
-                self.unused.len(),
-                shortened(self.unused.join(", "))
-            )?;
-        }
-        Ok(())
+        let prompt = PREDICTED_PROMPT.min(self.context);
+        let (seconds, limit) = self.first_token_seconds(prompt);
+        writeln!(
+            text,
+            "a prompt of {prompt} tokens: its answer begins after {seconds:.1} s; the limit is {limit:.1} s"
+        )
     }
 
     /// The plan with every group, for programs.
@@ -183,6 +207,7 @@ impl Plan {
                     "layer": group.layer,
                     "home": residence.home.name(),
                     "executor": residence.executor.name(),
+                    "narrow_executor": residence.narrow.name(),
                     "bytes": group.weight_bytes,
                     "entry_bytes": group.entry_bytes,
                 })
@@ -200,7 +225,10 @@ impl Plan {
                 json!({
                     "width": prediction.width,
                     "step_seconds": prediction.step_seconds,
+                    "depth": prediction.depth,
                     "tokens_per_second": prediction.tokens_per_second,
+                    "limit_seconds": prediction.limit_seconds,
+                    "limit_tokens_per_second": prediction.limit_tokens_per_second(),
                     "bound": prediction.bound.name(),
                     "busy_seconds": {
                         "storage": prediction.storage_seconds,
@@ -211,7 +239,14 @@ impl Plan {
                 })
             })
             .collect();
+        let prompt = PREDICTED_PROMPT.min(self.context);
+        let (first_token, first_token_limit) = self.first_token_seconds(prompt);
         json!({
+            "first_token": {
+                "prompt_tokens": prompt,
+                "seconds": first_token,
+                "limit_seconds": first_token_limit,
+            },
             "device": self.device.name(),
             "mapped": self.mapped,
             "context": self.context,
@@ -245,6 +280,42 @@ impl Plan {
         device
             .into_iter()
             .chain(std::iter::once((Tier::Host, self.host_split)))
+    }
+}
+
+/// What would make a plan faster, as lines below its report.
+pub fn report_gains(plan: &Plan, gains: &[Gain]) -> String {
+    let now = plan.predictions.first();
+    let now = figures(now.map_or(0.0, |first| first.tokens_per_second));
+    if gains.is_empty() {
+        return format!(
+            "\n{now} tokens/s for one sequence; nothing that was tried of memory, storage and link gains 5 %\n"
+        );
+    }
+    let mut text = format!("\n{now} tokens/s for one sequence; more of them with\n");
+    for gain in gains {
+        text.push_str(&format!("  {gain}\n"));
+    }
+    text
+}
+
+/// The same for programs.
+pub fn report_gains_json(gains: &[Gain]) -> Value {
+    let gains = gains.iter().map(|gain| {
+        json!({
+            "change": gain.change.to_string(),
+            "tokens_per_second": gain.tokens_per_second,
+        })
+    });
+    Value::Array(gains.collect())
+}
+
+/// Three figures, however large or small the number.
+fn figures(number: f64) -> String {
+    match number {
+        0.0..10.0 => format!("{number:.2}"),
+        10.0..100.0 => format!("{number:.1}"),
+        _ => format!("{number:.0}"),
     }
 }
 
