@@ -5,7 +5,7 @@
 //! `strata_requests_active` counts sequences, which only the engine has: a request with `n` = 2 is two of them, and one
 //! whose body is still being read is none.
 
-use prometheus::{CounterVec, HistogramVec};
+use prometheus::{Counter, CounterVec, HistogramVec};
 use prometheus::{
     Encoder, Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGaugeVec, Opts,
     Registry, TextEncoder, core::Collector,
@@ -34,6 +34,9 @@ pub struct Metrics {
     pub step_seconds: Histogram,
     pub step_width: Histogram,
     pub step_predicted_seconds: Gauge,
+    /// Of all steps that were computed, each at its width and depth: beside the sum of `step_seconds`, whether the plan
+    /// can be believed.
+    pub steps_predicted_seconds_total: Counter,
     /// `{tier, state=used|free}`.
     pub kv_pages: IntGaugeVec,
     /// `{endpoint, outcome}`; outcomes: `stop`, `length`, `cancelled`, `rejected`, `error`.
@@ -147,6 +150,13 @@ impl Metrics {
                 "strata_step_predicted_seconds",
                 "The plan's prediction for a step of one token.",
             ),
+            steps_predicted_seconds_total: {
+                let made = Counter::new(
+                    "strata_steps_predicted_seconds_total",
+                    "The plan's predictions for the steps that were computed, added up.",
+                );
+                add(&registry, made.expect("valid metric"))
+            },
             kv_pages: gauges(
                 "strata_kv_pages",
                 "Pages of the KV cache.",

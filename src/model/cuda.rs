@@ -23,7 +23,6 @@ use crate::placement::{
     KvType, Plan, SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, Tier,
 };
 use crate::weights::{Arenas, GatheredRows, Lease, Pass};
-use std::cell::OnceCell;
 use std::sync::Arc;
 
 /// Every buffer starts on such a boundary.
@@ -220,8 +219,16 @@ impl CudaCompute {
         x: &Input<'_>,
         products: [(&Matrix, &Values); N],
     ) -> Result<(), StepError> {
-        // What the host multiplies with, when there is such a group: brought once.
-        let floats = OnceCell::new();
+        // What the host multiplies with, where it has some of the rows. Brought before the device is given any: both
+        // multiply at the same time then, instead of the host waiting for the device's rows.
+        let of_host = |(matrix, _): &(&Matrix, &Values)| {
+            let mut slices = matrix.slices.iter();
+            slices.any(|slice| pass.is_for_host(slice.group))
+        };
+        let floats = match products.iter().any(of_host) {
+            true => self.bring(x.values, x.rows * x.columns)?.to_vec(),
+            false => Vec::new(),
+        };
         let mut on_host = None;
         let mut forms = [None; 2];
         let mut walk = Walk::new(products.map(|(matrix, _)| matrix));
@@ -231,14 +238,9 @@ impl CudaCompute {
             for ((matrix, out), slice) in products.into_iter().zip(slices) {
                 let Some(slice) = slice else { continue };
                 let Some(address) = lease.device_part(slice.part) else {
-                    if floats.get().is_none() {
-                        let brought = self.bring(x.values, x.rows * x.columns)?.to_vec();
-                        let floats = floats.get_or_init(|| brought);
-                        on_host = Some(Activations::new(floats, x.rows, x.columns));
-                    }
-                    if let Some(x) = &on_host {
-                        self.multiply_on_host(lease, (matrix, slice), x, out);
-                    }
+                    let x =
+                        on_host.get_or_insert_with(|| Activations::new(&floats, x.rows, x.columns));
+                    self.multiply_on_host(lease, (matrix, slice), x, out);
                     continue;
                 };
                 let input = self.input(x, InputForm::of(matrix.kind), &mut forms)?;

@@ -257,10 +257,17 @@ impl<'m> Step<'m> {
         if let Compute::Cuda(cuda) = self.compute {
             cuda.synchronise()?;
         }
-        self.pass.finish();
+        self.pass.finish(depth(self.batch));
         self.span.succeed();
         Ok(())
     }
+}
+
+/// How many positions the sequences of a step hold before it: the mean.
+fn depth(batch: &Batch<'_>) -> u32 {
+    let positions = batch.runs.iter().map(|run| u64::from(run.position));
+    let mean = positions.sum::<u64>() / (batch.runs.len() as u64).max(1);
+    u32::try_from(mean).unwrap_or(u32::MAX)
 }
 
 /// What products read: `[rows, columns]`.

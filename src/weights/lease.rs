@@ -186,6 +186,12 @@ impl<'w> Pass<'w> {
         }
     }
 
+    /// Whether the host multiplies by `group` in this step.
+    pub fn is_for_host(&self, group: GroupId) -> bool {
+        let residence = self.weights.plan.residence_at(group, self.width);
+        residence.executor == Executor::Host
+    }
+
     /// The lease of `group`: the one held, or the next one, for which the one held is given back.
     pub fn lease(&mut self, group: GroupId) -> Result<&Lease<'w>, LeaseError> {
         if self
@@ -210,15 +216,15 @@ impl<'w> Pass<'w> {
         self.weights.gather_rows(ids, self.cancelled)
     }
 
-    /// The step used every group.
-    pub fn finish(mut self) {
+    /// The step used every group. Its sequences held `depth` positions before it.
+    pub fn finish(mut self, depth: u32) {
         self.current = None;
         assert!(
             self.weights.shared.at_border(),
             "a step ended before it had used every streamed group"
         );
         self.finished = true;
-        self.weights.step_finished();
+        self.weights.step_finished(self.width, depth);
     }
 }
 

@@ -11,7 +11,7 @@ use crate::memory::{
     RegionCopies, RegionReader,
 };
 use crate::metrics::Metrics;
-use crate::placement::{DeviceKind, GroupId, GroupKind, Plan, Ring, Tier};
+use crate::placement::{DeviceKind, Forecast, GroupId, GroupKind, Plan, Ring, Tier};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -209,6 +209,7 @@ impl Weights {
             poison_released: settings.poison_released,
             metrics: metrics.clone(),
             counters: Arc::new(Counters::default()),
+            forecast: Forecast::of(&plan),
             spans: Spans::default(),
             plan,
         };

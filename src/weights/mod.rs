@@ -23,7 +23,7 @@ pub use spans::HostComputation;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFile, Region, Rung};
 use crate::metrics::Metrics;
-use crate::placement::{Executor, Group, GroupId, GroupKind, Plan, Residence, Tier};
+use crate::placement::{Executor, Forecast, Group, GroupId, GroupKind, Plan, Residence, Tier};
 use rows::EmbeddingSlice;
 use shared::Shared;
 use spans::Spans;
@@ -77,6 +77,7 @@ pub struct Weights {
     poison_released: bool,
     metrics: Metrics,
     counters: Arc<Counters>,
+    forecast: Forecast,
     spans: Spans,
 }
 
@@ -209,7 +210,10 @@ impl Weights {
             .inc_by(waited.as_secs_f64());
     }
 
-    fn step_finished(&self) {
+    fn step_finished(&self, width: u32, depth: u32) {
+        self.metrics
+            .steps_predicted_seconds_total
+            .inc_by(self.forecast.step_seconds(width, depth));
         self.counters.steps.fetch_add(1, Ordering::Relaxed);
         self.shared.publish(&self.metrics);
     }
