@@ -16,7 +16,7 @@ use strata::config::{Config, compute_threads, free_host_memory};
 use strata::gguf::Gguf;
 use strata::metrics::Metrics;
 use strata::model::{self, PlannedModel};
-use strata::placement::DeviceKind;
+use strata::placement::{DeviceKind, Plan};
 use strata::weights::Loading;
 
 /// Tokens are random ones; this seed gives the same in every run.
@@ -143,12 +143,44 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
         steps: workload.steps(step_width),
         round_bytes: bytes.of_round(workload, step_width),
         seconds,
+        predicted: predicted(&plan, workload),
+        rates: plan.rates_card.clone(),
         ram_rate: (plan.device != DeviceKind::Cuda).then(|| memory.bytes_per_second()),
     };
     match json {
         true => print(&format!("{:#}\n", report.json())),
         false => print(&report.text()),
     }
+}
+
+/// What the plan says of a round, from the rates that it was made with: fixed before the first step.
+fn predicted(plan: &Plan, workload: Workload) -> Predicted {
+    let (seconds, limit_seconds) = match workload {
+        Workload::Decode {
+            sequences,
+            tokens,
+            depth,
+        } => {
+            let prediction = plan.predict(sequences, depth + tokens / 2);
+            let of_round = |step: f64| step * f64::from(tokens);
+            (
+                of_round(prediction.step_seconds),
+                of_round(prediction.limit_seconds),
+            )
+        }
+        Workload::Prompt { tokens } => plan.first_token_seconds(tokens),
+    };
+    Predicted {
+        seconds,
+        limit_seconds,
+    }
+}
+
+/// Of a round.
+struct Predicted {
+    seconds: f64,
+    /// What no plan gets below with the same budgets and rates.
+    limit_seconds: f64,
 }
 
 /// Half of what is free where that is little: the rounds must not make the system swap.
@@ -168,6 +200,9 @@ struct Report {
     round_bytes: u64,
     /// Of each round.
     seconds: Vec<f64>,
+    predicted: Predicted,
+    /// Where the rates of the prediction are from; `None`: they are assumed.
+    rates: Option<String>,
     /// Bytes per second; `None` where it bounds nothing: a GPU computes.
     ram_rate: Option<f64>,
 }
@@ -185,6 +220,11 @@ impl Report {
     /// Rounded where the chunks of a prompt are unequal.
     fn bytes_per_step(&self) -> u64 {
         self.round_bytes / u64::from(self.steps.max(1))
+    }
+
+    /// The share of one step in a figure of a round.
+    fn of_step(&self, round: f64) -> f64 {
+        round / f64::from(self.steps.max(1))
     }
 
     /// Rounds per second: the median.
@@ -219,6 +259,10 @@ impl Report {
             "tokens_per_second_rounds": rates,
             "steps_per_round": self.steps,
             "bytes_per_step": self.bytes_per_step(),
+            "step_seconds": self.of_step(1.0 / self.round_rate()),
+            "predicted_step_seconds": self.of_step(self.predicted.seconds),
+            "predicted_limit_step_seconds": self.of_step(self.predicted.limit_seconds),
+            "predicted_from": self.rates.as_deref().unwrap_or("assumed rates"),
             "ram_read_bytes_per_second": self.ram_rate,
             "ram_fraction": self.ram_fraction(),
         })
@@ -255,7 +299,7 @@ impl Report {
         format!(
             "{}\n{}, {} thread{}, {}\n{what}\n\
              {:10.2} tokens/s, median of {} rounds ({least:.2} to {most:.2})\n\
-             {:10.3} ms a step\n\
+             {:10.3} ms a step; predicted {:.3} ms, the limit is {:.3} ms (rates: {})\n\
              {:10.2} GB/s of weights: {:.1} MB a step\n{beside}",
             self.model,
             self.device,
@@ -264,7 +308,10 @@ impl Report {
             self.instruction_set,
             median(&rates),
             rates.len(),
-            1e3 / (self.round_rate() * f64::from(self.steps.max(1))),
+            1e3 * self.of_step(1.0 / self.round_rate()),
+            1e3 * self.of_step(self.predicted.seconds),
+            1e3 * self.of_step(self.predicted.limit_seconds),
+            self.rates.as_deref().unwrap_or("assumed"),
             self.weight_rate() / 1e9,
             self.bytes_per_step() as f64 / 1e6,
         )

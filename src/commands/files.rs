@@ -10,6 +10,7 @@ use strata::cli::{InspectArguments, PlanArguments, SynthArguments};
 use strata::config::Config;
 use strata::gguf::Gguf;
 use strata::gguf::card::ShapeCard;
+use strata::placement::{report_gains, report_gains_json};
 use strata::{inspect, synth};
 
 /// `strata plan`: where every group would rest, and how fast that would be.
@@ -22,10 +23,14 @@ pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result
         true => ShapeCard::open(path)?.index(),
         false => Gguf::open(path).with_context(|| path.display().to_string())?,
     };
-    let plan = plan_of(config, path, gguf)?;
+    let (plan, gains) = plan_of(config, path, gguf)?;
     match arguments.json {
-        true => print(&format!("{:#}\n", plan.report_json())),
-        false => print(&plan.report()),
+        true => {
+            let mut report = plan.report_json();
+            report["changes"] = report_gains_json(&gains);
+            print(&format!("{report:#}\n"))
+        }
+        false => print(&format!("{}{}", plan.report(), report_gains(&plan, &gains))),
     }
 }
 

@@ -21,7 +21,8 @@ use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
 use strata::model::{self, LoadedModel, Model, PlannedModel};
 use strata::placement::{
-    DeviceKind, ExecutorChoice, HardwareCard, KvType, Plan, PlanRequest, Rates, Tier,
+    DeviceKind, ExecutorChoice, Gain, HardwareCard, KvType, Plan, PlanRequest, Rates, Tier,
+    best_changes,
 };
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::trace::TraceFile;
@@ -330,8 +331,12 @@ pub(super) fn model_path(config: &Config) -> anyhow::Result<&Path> {
     })
 }
 
-/// The plan of a shape card or a file, without loading anything.
-pub(super) fn plan_of(config: &Config, path: &Path, gguf: Gguf) -> anyhow::Result<Arc<Plan>> {
+/// The plan of a shape card or a file, without loading anything, and what would make it faster.
+pub(super) fn plan_of(
+    config: &Config,
+    path: &Path,
+    gguf: Gguf,
+) -> anyhow::Result<(Arc<Plan>, Vec<Gain>)> {
     let of_file = || path.display().to_string();
     let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
     let candidate = Candidate {
@@ -341,5 +346,6 @@ pub(super) fn plan_of(config: &Config, path: &Path, gguf: Gguf) -> anyhow::Resul
     let device = Device::to_plan_for(config, candidate)?;
     let request = plan_request(config, &hyperparameters, &device)?;
     let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
-    Ok(planned.plan)
+    let gains = best_changes(&planned.gguf, &hyperparameters, &request, &planned.plan);
+    Ok((planned.plan, gains))
 }
