@@ -12,6 +12,7 @@ mod device;
 mod golden;
 #[path = "../support/models.rs"]
 mod models;
+mod opcodes;
 mod order;
 mod placements;
 #[path = "../support/program.rs"]
