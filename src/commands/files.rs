@@ -22,7 +22,8 @@ pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result
         true => ShapeCard::open(path)?.index(),
         false => Gguf::open(path).with_context(|| path.display().to_string())?,
     };
-    let plan = plan_of(config, path, gguf)?;
+    let model = (!is_card).then_some(path.as_path());
+    let plan = plan_of(config, path, gguf, model)?;
     match arguments.json {
         true => print(&format!("{:#}\n", plan.report_json())),
         false => print(&plan.report()),
