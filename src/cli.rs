@@ -22,7 +22,7 @@ pub enum Command {
     Generate(GenerateArguments),
     /// Say where every group of weights would rest, and how fast that would be
     Plan(PlanArguments),
-    /// Measure the engine's step without a server
+    /// Measure the engine's step without a server, or the machine
     Bench(BenchArguments),
     /// Say what is in a GGUF file
     Inspect(InspectArguments),
@@ -121,6 +121,8 @@ pub enum BenchKind {
     Decode(BenchDecodeArguments),
     /// Steps as wide as the plan allows: how fast a prompt is computed
     Prompt(BenchPromptArguments),
+    /// What storage, memory, link and kernels of this machine reach; stored, so that plans can be predicted from it
+    Rates(BenchRatesArguments),
 }
 
 /// The most tokens of a bench, and the most positions that it begins with.
@@ -158,6 +160,40 @@ pub struct BenchPromptArguments {
     pub report: BenchReportArguments,
     #[command(flatten)]
     pub settings: Settings<false>,
+}
+
+#[derive(Debug, Args)]
+pub struct BenchRatesArguments {
+    /// The GGUF file to read from storage; without one, storage is not measured
+    #[arg(value_name = "MODEL")]
+    pub model: Option<PathBuf>,
+    /// Where to write the profile; `-` is stdout. By default where `--rates auto` looks for it
+    #[arg(long, value_name = "FILE|-")]
+    pub out: Option<PathBuf>,
+    /// How long it may take, about
+    #[arg(long, value_name = "N", default_value_t = 45, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub seconds: u32,
+    /// Measure one part; the others stay as they are in the profile
+    #[arg(long, value_enum, value_name = "PART")]
+    pub only: Option<RatesPart>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub settings: Settings<false>,
+}
+
+/// A part of a machine that is measured by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum RatesPart {
+    /// Reads of the model file
+    Storage,
+    /// Reads of RAM
+    Memory,
+    /// Copies to the device, and on a GPU its memory and kernels
+    Link,
+    /// The host's products and attention
+    Kernels,
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -350,6 +386,8 @@ mod tests {
             "strata bench decode m.gguf",
             "strata bench decode m.gguf --threads 2 --sequences 8 --tokens 5 --depth 0 --rounds 1 --json",
             "strata bench prompt m.gguf --tokens 5 --rounds 1 --json --device emulated --device-memory 1GiB",
+            "strata bench rates",
+            "strata bench rates m.gguf --out - --json --seconds 5 --only storage --reader pread --threads 2",
             "strata synth card.toml out.gguf --vocabulary v.gguf",
             "strata serve",
         ] {
@@ -370,6 +408,9 @@ mod tests {
             "strata bench decode m.gguf --tokens 9999999",
             "strata bench prompt m.gguf --tokens 0",
             "strata bench prompt m.gguf --depth 5",
+            "strata bench rates --seconds 0",
+            "strata bench rates --only disk",
+            "strata bench rates a.gguf b.gguf",
             "strata serve --contxt 5",
             "strata serve --context",
         ] {

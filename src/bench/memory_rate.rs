@@ -45,6 +45,11 @@ impl MemoryRate {
         }
     }
 
+    /// Forgets what was measured: other threads are next.
+    pub fn restart(&mut self) {
+        self.passes.clear();
+    }
+
     /// Bytes per second: the median of all passes, as what is held against it is a median; 0 before the first.
     pub fn bytes_per_second(&self) -> f64 {
         median(&self.passes)
@@ -67,5 +72,7 @@ mod tests {
         sorted.sort_by(f64::total_cmp);
         let middle = sorted[PASSES - 1]..=sorted[PASSES];
         assert!(middle.contains(&rate.bytes_per_second()));
+        rate.restart();
+        assert_eq!(rate.bytes_per_second(), 0.0);
     }
 }

@@ -1,17 +1,22 @@
-//! `strata bench`: the engine's step, measured without a server.
+//! `strata bench decode` and `prompt`: the engine's step, measured without a server.
 
 use super::Usage;
+use super::bench_rates::bench_rates;
 use super::device::{Candidate, Device};
 use super::files::print;
 use super::load::{
     check_machine, compute_pool, model_path, pin_engine, plan_request, weights_settings,
 };
+use super::rates::KnownRates;
 use super::trace::begin_trace;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use strata::bench::{MemoryRate, Rounds, StepBytes, Workload, median};
-use strata::cli::{BenchArguments, BenchKind, BenchReportArguments, Settings};
+use strata::cli::{
+    BenchArguments, BenchDecodeArguments, BenchKind, BenchPromptArguments, BenchReportArguments,
+    Settings,
+};
 use strata::config::{Config, compute_threads, free_host_memory};
 use strata::gguf::Gguf;
 use strata::metrics::Metrics;
@@ -29,9 +34,10 @@ const PLAIN_BYTES_MIN: u64 = 64 << 20;
 
 /// The settings, with the context and the sequences that the workload asks for.
 pub(crate) fn bench_config(arguments: &BenchArguments) -> anyhow::Result<Config> {
-    let (settings, model): (&Settings<false>, _) = match &arguments.kind {
-        BenchKind::Decode(decode) => (&decode.settings, &decode.model),
-        BenchKind::Prompt(prompt) => (&prompt.settings, &prompt.model),
+    let (settings, model, workload): (&Settings<false>, _, _) = match &arguments.kind {
+        BenchKind::Decode(decode) => (&decode.settings, &decode.model, decoding(decode)),
+        BenchKind::Prompt(prompt) => (&prompt.settings, &prompt.model, of_prompt(prompt)),
+        BenchKind::Rates(rates) => return Ok(rates.settings.config(rates.model.clone())?),
     };
     for (key, instead) in [
         ("context", "it is what --depth and --tokens ask for"),
@@ -41,7 +47,6 @@ pub(crate) fn bench_config(arguments: &BenchArguments) -> anyhow::Result<Config>
             bail!(Usage(format!("a bench takes no --{key}: {instead}")));
         }
     }
-    let workload = workload(arguments);
     let mut config = settings.config(model.clone())?;
     // A sequence of one position is none.
     config.context = Some(workload.positions().max(2));
@@ -49,26 +54,35 @@ pub(crate) fn bench_config(arguments: &BenchArguments) -> anyhow::Result<Config>
     Ok(config)
 }
 
-fn workload(arguments: &BenchArguments) -> Workload {
+const fn decoding(arguments: &BenchDecodeArguments) -> Workload {
+    Workload::Decode {
+        sequences: arguments.sequences,
+        tokens: arguments.tokens,
+        depth: arguments.depth,
+    }
+}
+
+const fn of_prompt(arguments: &BenchPromptArguments) -> Workload {
+    Workload::Prompt {
+        tokens: arguments.tokens,
+    }
+}
+
+pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Result<()> {
     match &arguments.kind {
-        BenchKind::Decode(decode) => Workload::Decode {
-            sequences: decode.sequences,
-            tokens: decode.tokens,
-            depth: decode.depth,
-        },
-        BenchKind::Prompt(prompt) => Workload::Prompt {
-            tokens: prompt.tokens,
-        },
+        BenchKind::Decode(decode) => bench_steps(config, decoding(decode), decode.report),
+        BenchKind::Prompt(prompt) => bench_steps(config, of_prompt(prompt), prompt.report),
+        BenchKind::Rates(rates) => bench_rates(config, rates),
     }
 }
 
 /// Loads the model as a server does, on this thread in place of the engine's, and measures.
-pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Result<()> {
-    let workload = workload(arguments);
-    let BenchReportArguments { rounds, json } = match &arguments.kind {
-        BenchKind::Decode(decode) => decode.report,
-        BenchKind::Prompt(prompt) => prompt.report,
-    };
+fn bench_steps(
+    config: &Config,
+    workload: Workload,
+    report: BenchReportArguments,
+) -> anyhow::Result<()> {
+    let BenchReportArguments { rounds, json } = report;
     let path = model_path(config)?;
     let threads = compute_threads(config).map_err(|error| Usage(error.to_string()))?;
     let of_file = || path.display().to_string();
@@ -79,7 +93,8 @@ pub(crate) fn bench(config: &Config, arguments: &BenchArguments) -> anyhow::Resu
         hyperparameters: &hyperparameters,
     };
     let device = Device::to_use(config, candidate)?;
-    let request = plan_request(config, &hyperparameters, &device)?;
+    let known = KnownRates::of(config, Some(path))?;
+    let request = plan_request(config, &hyperparameters, &device, &known)?;
     // A plan that does not fit is refused with advice, which may be to make the context smaller.
     let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(|| {
         format!(

@@ -23,7 +23,8 @@ pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result
         true => ShapeCard::open(path)?.index(),
         false => Gguf::open(path).with_context(|| path.display().to_string())?,
     };
-    let (plan, gains) = plan_of(config, path, gguf)?;
+    let model = (!is_card).then_some(path.as_path());
+    let (plan, gains) = plan_of(config, path, gguf, model)?;
     match arguments.json {
         true => {
             let mut report = plan.report_json();

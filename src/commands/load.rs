@@ -2,6 +2,7 @@
 
 use super::device::{Candidate, Device};
 use super::memory_report::{HeldWhileServing, MemoryView};
+use super::rates::KnownRates;
 use super::trace::begin_trace;
 use super::{Usage, one_line};
 use anyhow::{Context, bail};
@@ -12,7 +13,6 @@ use strata::api::MemoryReport;
 use strata::config::{
     ComputeThreads, Config, DeviceSetting, ExecutorSetting, KvTypeSetting, MemorySetting,
     ReaderSetting, budgets, compute_threads, format_bytes, free_host_memory, machine_memory_bytes,
-    read_text_file,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
@@ -21,8 +21,7 @@ use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
 use strata::model::{self, LoadedModel, Model, PlannedModel};
 use strata::placement::{
-    DeviceKind, ExecutorChoice, Gain, HardwareCard, KvType, Plan, PlanRequest, Rates, Tier,
-    best_changes,
+    DeviceKind, ExecutorChoice, Gain, KvType, Plan, PlanRequest, Tier, best_changes,
 };
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::trace::TraceFile;
@@ -142,8 +141,9 @@ fn plan_on(
     hyperparameters: &Hyperparameters,
     device: Device,
 ) -> anyhow::Result<(PlannedModel, Device)> {
+    let known = KnownRates::of(config, Some(path))?;
     let plan = |gguf, device: &Device| -> anyhow::Result<PlannedModel> {
-        let request = plan_request(config, hyperparameters, device)?;
+        let request = plan_request(config, hyperparameters, device, &known)?;
         let of_file = || path.display().to_string();
         let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
         planned.gpu = device.gpu();
@@ -260,10 +260,11 @@ pub(super) fn plan_request(
     config: &Config,
     hyperparameters: &Hyperparameters,
     device: &Device,
+    known: &KnownRates,
 ) -> anyhow::Result<PlanRequest> {
     let tier = device.tier()?;
     let budgets = budgets(config, tier).map_err(|error| Usage(error.to_string()))?;
-    let (rates, rates_card) = rates(config, device.kind())?;
+    let (rates, rates_card) = known.for_device(config, device);
     Ok(PlanRequest {
         device: device.kind(),
         device_budget: budgets.device,
@@ -290,27 +291,6 @@ pub(super) fn plan_request(
     })
 }
 
-/// What predictions are made from: a card's rates, with the card's name and file for the report, or assumed ones, for the
-/// emulated device behind its link.
-fn rates(config: &Config, device: DeviceKind) -> anyhow::Result<(Rates, Option<String>)> {
-    let Some(path) = &config.hardware else {
-        let assumed = match device {
-            DeviceKind::Cuda => Rates::with_gpu(),
-            DeviceKind::Cpu | DeviceKind::Emulated => Rates {
-                link_bytes_per_second: config.link_rate,
-                ..Rates::default()
-            },
-        };
-        return Ok((assumed, None));
-    };
-    let of_card = || format!("read the hardware card {}", path.display());
-    let text = read_text_file(path).with_context(of_card)?;
-    let card = HardwareCard::parse(&text).with_context(of_card)?;
-    // Names come from outside and end up on a terminal.
-    let name = card.name.escape_debug();
-    Ok((card.rates, Some(format!("{name} ({})", path.display()))))
-}
-
 pub(super) fn weights_settings(config: &Config) -> WeightsSettings {
     WeightsSettings {
         reader: match config.reader {
@@ -331,11 +311,13 @@ pub(super) fn model_path(config: &Config) -> anyhow::Result<&Path> {
     })
 }
 
-/// The plan of a shape card or a file, without loading anything, and what would make it faster.
+/// The plan of a shape card or a file (`model`), without loading anything, and what would make it faster. With a hardware
+/// card it is made for that machine, as far as the settings do not say otherwise.
 pub(super) fn plan_of(
     config: &Config,
     path: &Path,
     gguf: Gguf,
+    model: Option<&Path>,
 ) -> anyhow::Result<(Arc<Plan>, Vec<Gain>)> {
     let of_file = || path.display().to_string();
     let hyperparameters = model::hyperparameters(&gguf).with_context(of_file)?;
@@ -343,8 +325,10 @@ pub(super) fn plan_of(
         gguf: &gguf,
         hyperparameters: &hyperparameters,
     };
+    let known = KnownRates::of(config, model)?;
+    let config = &known.config_for_machine(config);
     let device = Device::to_plan_for(config, candidate)?;
-    let request = plan_request(config, &hyperparameters, &device)?;
+    let request = plan_request(config, &hyperparameters, &device, &known)?;
     let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
     let gains = best_changes(&planned.gguf, &hyperparameters, &request, &planned.plan);
     Ok((planned.plan, gains))

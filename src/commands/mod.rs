@@ -1,12 +1,15 @@
 //! The commands. `load` puts the parts of the library together for those that need a loaded model.
 
 mod bench;
+mod bench_rates;
+mod bench_rates_report;
 mod device;
 mod files;
 mod generate;
 mod load;
 mod memory_report;
 mod process_memory;
+mod rates;
 mod serve;
 mod stderr;
 mod trace;

@@ -1,8 +1,8 @@
 //! Every key, once: flag `--key`, `key = ...` in the file, `STRATA_KEY` in the environment.
 
 use super::{
-    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, LogLevel, MemorySetting, ReaderSetting,
-    Secret, parse_rate, parse_size,
+    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, LogLevel, MemorySetting, RatesSetting,
+    ReaderSetting, Secret, parse_rate, parse_size,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -132,12 +132,33 @@ pub const KEYS: &[Key] = &[
         value: "FILE",
         default: None,
         server_only: false,
-        help: "A card of config/hardware, whose rates predictions are made from; without one they are assumed",
+        help: "A card of config/hardware, whose rates predictions are made from, whatever was measured here",
         set: |config, text| {
             if text.is_empty() {
                 return Err("the path is empty; give the path of a hardware card".to_owned());
             }
             config.hardware = Some(PathBuf::from(text));
+            Ok(())
+        },
+    },
+    Key {
+        name: "rates",
+        value: "FILE|auto|none",
+        default: Some("auto"),
+        server_only: false,
+        help: "Measured rates that predictions are made from: a profile of `strata bench rates`. `auto`: the one that it \
+               stored for this machine, if there is one; `none`: rates are assumed",
+        set: |config, text| {
+            config.rates = match text {
+                "" => {
+                    return Err(
+                        "the path is empty; give the path of a profile, auto or none".to_owned(),
+                    );
+                }
+                "auto" => RatesSetting::Auto,
+                "none" => RatesSetting::None,
+                path => RatesSetting::File(PathBuf::from(path)),
+            };
             Ok(())
         },
     },

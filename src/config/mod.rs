@@ -16,7 +16,7 @@ pub use memory::{
     Budgets, DeviceTier, FreeDeviceMemory, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError,
     budgets, free_host_memory, machine_memory_bytes,
 };
-pub use processors::{ComputeThreads, PinError, compute_threads};
+pub use processors::{ComputeThreads, PinError, compute_threads, processor_name};
 pub use size::{format_bytes, parse_rate, parse_size};
 pub use sources::{ConfigError, Sources, read_text_file};
 
@@ -48,6 +48,16 @@ pub enum ReaderSetting {
     Auto,
     IoUring,
     Pread,
+}
+
+/// Where measured rates are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RatesSetting {
+    /// Where `strata bench rates` stores them, if they are of this machine.
+    Auto,
+    /// Nowhere.
+    None,
+    File(PathBuf),
 }
 
 /// What the KV cache is stored as.
@@ -121,8 +131,9 @@ pub struct Config {
     pub host_memory: MemorySetting,
     /// Bytes per second of the emulated link.
     pub link_rate: f64,
-    /// The card whose rates predictions are made from; `None`: assumed rates.
+    /// The card whose rates predictions are made from; it wins over `rates`.
     pub hardware: Option<PathBuf>,
+    pub rates: RatesSetting,
     /// Tokens of a sequence. `None`: the smaller of the model's and `CONTEXT_AUTO`.
     pub context: Option<u32>,
     pub parallel: u32,
@@ -166,6 +177,7 @@ impl Default for Config {
             host_memory: MemorySetting::Auto,
             link_rate: 4e9,
             hardware: None,
+            rates: RatesSetting::Auto,
             context: None,
             parallel: 4,
             kv_type: KvTypeSetting::F16,

@@ -35,6 +35,31 @@ pub fn compute_threads(config: &Config) -> Result<ComputeThreads, PinError> {
     threads_on(config, &Processors::of_this_process())
 }
 
+/// The processor as it calls itself; its architecture where it does not.
+pub fn processor_name() -> String {
+    processor_name_under(Path::new("/"))
+}
+
+fn processor_name_under(root: &Path) -> String {
+    let cpuinfo = std::fs::read_to_string(root.join("proc/cpuinfo")).unwrap_or_default();
+    // Arm has numbers only: who made it, and which part it is.
+    let of_key = |wanted: &str| {
+        cpuinfo.lines().find_map(|line| {
+            let (key, value) = line.split_once(':')?;
+            (key.trim() == wanted && !value.trim().is_empty()).then(|| value.trim().to_owned())
+        })
+    };
+    of_key("model name")
+        .or_else(|| {
+            let (maker, part) = (of_key("CPU implementer")?, of_key("CPU part")?);
+            Some(format!(
+                "{}, implementer {maker}, part {part}",
+                std::env::consts::ARCH
+            ))
+        })
+        .unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
 fn threads_on(config: &Config, processors: &Processors) -> Result<ComputeThreads, PinError> {
     let count = config.threads.unwrap_or_else(|| processors.threads());
     let mut cpus = Vec::new();
@@ -175,6 +200,26 @@ mod tests {
         check(none, &[4, 5], 2, &[4, 5], 2);
         check(none, &[], 3, &[], 3);
         check(none, &[], 0, &[], 1);
+    }
+
+    #[test]
+    fn a_processor_is_named_as_well_as_the_system_can() {
+        let root = tempfile::tempdir().unwrap();
+        assert_eq!(processor_name_under(root.path()), std::env::consts::ARCH);
+        std::fs::create_dir(root.path().join("proc")).unwrap();
+        for (cpuinfo, name) in [
+            (
+                "processor\t: 0\nmodel\t\t: 207\nmodel name\t: A CPU @ 2 GHz\n\nmodel name\t: another\n",
+                "A CPU @ 2 GHz".to_owned(),
+            ),
+            (
+                "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n",
+                format!("{}, implementer 0x41, part 0xd40", std::env::consts::ARCH),
+            ),
+        ] {
+            std::fs::write(root.path().join("proc/cpuinfo"), cpuinfo).unwrap();
+            assert_eq!(processor_name_under(root.path()), name);
+        }
     }
 
     #[test]

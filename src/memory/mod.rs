@@ -26,6 +26,7 @@ mod faulty;
 mod heap;
 mod io_thread;
 mod io_uring;
+mod ladder;
 mod mapped;
 mod pread;
 mod reader;
@@ -45,8 +46,8 @@ pub use event::Event;
 pub use faulty::{FaultControl, Faults, FaultyReader};
 pub use heap::{CountingHeap, heap_live_bytes, heap_peak_bytes, restart_heap_peak};
 pub use io_thread::ReadError;
+pub use ladder::{ReaderChoice, Requests, Rung};
 pub use mapped::MappedFile;
-pub use reader::{ReaderChoice, Rung};
 pub use region::{
     Ordered, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
 };

@@ -77,7 +77,7 @@ impl PreadReader {
             shared,
             threads: Vec::with_capacity(THREADS),
         };
-        for number in 0..THREADS {
+        for number in 0..THREADS.min(limits.in_flight_max as usize) {
             let shared = Arc::clone(&reader.shared);
             let thread = std::thread::Builder::new()
                 .name(format!("strata-pread-{number}"))

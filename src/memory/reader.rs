@@ -1,76 +1,18 @@
-//! The storage reader: the handle to the I/O thread, and the ladder of ways to read.
-//!
-//! The ladder, best first: io_uring with registered memory and file, plain io_uring, `pread` past the page cache,
-//! `pread` through it. The first that the kernel, the file system and the limits of the process permit is taken, and
-//! the reason of each step down is kept for the log, the memory view and the metrics.
+//! The storage reader: the handle to the I/O thread.
 
-use std::fmt;
-use std::fs::File;
-use std::io;
 use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 
 use super::TransferTotals;
-use super::arena::{Arena, Span};
-use super::block_reader::{
-    BlockRead, BlockReader, Buffer, FileIdentity, Limits, MAX_BLOCK_BYTES, Waker, direct_alignment,
-    logical_block_bytes, open_file,
-};
+use super::arena::Arena;
+use super::block_reader::{BlockReader, FileIdentity, Limits, Waker};
 use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Shared};
-use super::io_uring::IoUringReader;
-use super::pread::{PreadReader, read_at};
+use super::ladder::{self, ReaderChoice, Requests, Rung};
 
 /// Tickets that may be outstanding before `read` waits for one to end. Callers keep one per ring entry and two more, so
 /// they never see this bound; it is here because every queue has one.
 pub(super) const QUEUED_TICKETS_MAX: usize = 1024;
-
-/// A request's length: disks reach their rate with a few requests of a megabyte.
-const REQUEST_BYTES_MAX: usize = 1 << 20;
-/// More than any disk needs for its rate with requests of that length, so that the queue does not run dry between the
-/// I/O thread's turns.
-const IN_FLIGHT_MAX: u32 = 32;
-/// The longest buffer that io_uring registers.
-const REGISTERED_BYTES_MAX: usize = 1 << 30;
-
-/// The way to read that was asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum ReaderChoice {
-    /// The best that works.
-    #[default]
-    Auto,
-    /// io_uring, or an error.
-    IoUring,
-    /// `pread`, although io_uring may work.
-    Pread,
-}
-
-/// The way to read that was taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rung {
-    IoUringRegistered,
-    IoUring,
-    PreadDirect,
-    PreadBuffered,
-}
-
-impl Rung {
-    /// The value of the label `reader` in metrics.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Rung::IoUringRegistered => "io_uring_registered",
-            Rung::IoUring => "io_uring",
-            Rung::PreadDirect => "pread_direct",
-            Rung::PreadBuffered => "pread_buffered",
-        }
-    }
-}
-
-impl fmt::Display for Rung {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(self.name())
-    }
-}
 
 /// Reads one file into one arena. Dropping it waits for every ticket to be reported.
 pub(super) struct Reader {
@@ -94,7 +36,20 @@ impl Reader {
         choice: ReaderChoice,
         on_done: Box<dyn Fn(ReadDone) + Send>,
     ) -> Result<Reader, ReadError> {
-        let (block_reader, rung, reason) = open(path, &arena, choice)?;
+        let (block_reader, rung, reason) = ladder::open(path, &arena, choice)?;
+        Reader::spawn(block_reader, rung, reason, arena, on_done)
+    }
+
+    /// The same on one rung, or an error, and with requests of the caller's choice: for benches.
+    pub(super) fn start_on(
+        path: &Path,
+        arena: Arc<Arena>,
+        rung: Rung,
+        requests: Requests,
+        on_done: Box<dyn Fn(ReadDone) + Send>,
+    ) -> Result<Reader, ReadError> {
+        let block_reader = ladder::open_rung(path, &arena, rung, requests)?;
+        let reason = "it was asked for".to_owned();
         Reader::spawn(block_reader, rung, reason, arena, on_done)
     }
 
@@ -239,117 +194,20 @@ impl Drop for Reader {
     }
 }
 
-/// Walks down the ladder.
-fn open(
-    path: &Path,
-    arena: &Arena,
-    choice: ReaderChoice,
-) -> Result<(Box<dyn BlockReader>, Rung, String), ReadError> {
-    let open_error = |source| ReadError::Open {
-        file: path.to_owned(),
-        source,
-    };
-    let thread_error = |source| ReadError::Thread { source };
-    let limits = Limits {
-        block_bytes: logical_block_bytes(path),
-        in_flight_max: IN_FLIGHT_MAX,
-        request_bytes_max: REQUEST_BYTES_MAX,
-        border_bytes: REGISTERED_BYTES_MAX,
-    };
-    let buffered = open_file(path, false).map_err(open_error)?;
-    let identity = FileIdentity::of(path, &buffered).map_err(open_error)?;
-    let (file, refused) = match open_direct(path) {
-        Ok(direct) => (direct, None),
-        Err(reason) => (
-            buffered,
-            Some(format!("direct reads are refused: {reason}")),
-        ),
-    };
-    let through_cache = refused.is_some();
-    let mut reasons: Vec<String> = refused.into_iter().collect();
-
-    // io_uring through the page cache gains nothing over `pread`: it is taken only when asked for by name.
-    let try_io_uring = match choice {
-        ReaderChoice::Auto => !through_cache,
-        ReaderChoice::IoUring => true,
-        ReaderChoice::Pread => {
-            reasons.push("pread was asked for".to_owned());
-            false
-        }
-    };
-    if try_io_uring {
-        let for_ring = file.try_clone().map_err(open_error)?;
-        match IoUringReader::new(for_ring, identity.clone(), limits, through_cache) {
-            Ok(mut ring) => {
-                let rung = match ring.register(arena) {
-                    Ok(()) => Rung::IoUringRegistered,
-                    Err(reason) => {
-                        reasons.push(reason);
-                        Rung::IoUring
-                    }
-                };
-                return Ok((Box::new(ring), rung, in_words(&reasons)));
-            }
-            Err(source) if choice == ReaderChoice::IoUring => {
-                return Err(ReadError::IoUringRefused { source });
-            }
-            Err(error) => reasons.push(format!("io_uring is refused: {error}")),
-        }
-    }
-    let rung = if through_cache {
-        Rung::PreadBuffered
-    } else {
-        Rung::PreadDirect
-    };
-    let reader = PreadReader::new(file, identity, limits, through_cache).map_err(thread_error)?;
-    Ok((Box::new(reader), rung, in_words(&reasons)))
-}
-
-fn in_words(reasons: &[String]) -> String {
-    if reasons.is_empty() {
-        "the best there is".to_owned()
-    } else {
-        reasons.join("; ")
-    }
-}
-
-/// Opens the file for reads past the page cache and tries one: some file systems refuse the flag at open, others the
-/// first read. The error says why not, in words.
-fn open_direct(path: &Path) -> Result<File, String> {
-    if let Some(bytes) = direct_alignment(path).filter(|&bytes| bytes > MAX_BLOCK_BYTES) {
-        return Err(format!("the file system wants blocks of {bytes} bytes"));
-    }
-    let file = open_file(path, true).map_err(|error| error.to_string())?;
-    try_read(&file).map_err(|error| error.to_string())?;
-    Ok(file)
-}
-
-/// Reads the first block of a file opened for direct reads.
-fn try_read(file: &File) -> io::Result<()> {
-    let bytes = MAX_BLOCK_BYTES as usize;
-    let arena = Arena::new("trial", bytes).map_err(io::Error::other)?;
-    let read = BlockRead {
-        slot: 0,
-        file_offset: 0,
-        buffer: Buffer::new(Arc::new(arena), Span { offset: 0, bytes }),
-    };
-    loop {
-        match read_at(file, &read) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            result => return result.map(drop),
-        }
-    }
-}
-
 #[cfg(test)]
 #[expect(
     unsafe_code,
     reason = "looks at spans whose ticket has been reported; forbids system calls to a thread"
 )]
 mod tests {
+    use super::super::arena::Span;
+    use super::super::block_reader::logical_block_bytes;
+    use super::super::ladder::open_with_limits;
     use super::*;
     use rand::{RngExt, SeedableRng};
     use rand_chacha::ChaCha8Rng;
+    use std::fs::File;
+    use std::io;
     use std::path::PathBuf;
     use std::sync::mpsc;
 
@@ -373,37 +231,13 @@ mod tests {
             request_bytes_max: 128 << 10,
             border_bytes,
         };
-        let buffered = rung == Rung::PreadBuffered;
-        let file = if buffered {
-            File::open(path).unwrap()
-        } else {
-            match open_direct(path) {
-                Ok(file) => file,
-                Err(reason) => {
-                    eprintln!("skipped {rung}: {reason}");
-                    return None;
-                }
+        match open_with_limits(path, arena, rung, limits) {
+            Ok(reader) => Some(reader),
+            Err(reason) => {
+                eprintln!("skipped {rung}: {reason}");
+                None
             }
-        };
-        let identity = FileIdentity::of(path, &file).unwrap();
-        if matches!(rung, Rung::PreadDirect | Rung::PreadBuffered) {
-            let reader = PreadReader::new(file, identity, limits, buffered).unwrap();
-            return Some(Box::new(reader));
         }
-        let mut ring = match IoUringReader::new(file, identity, limits, buffered) {
-            Ok(ring) => ring,
-            Err(error) => {
-                eprintln!("skipped {rung}: {error}");
-                return None;
-            }
-        };
-        if rung == Rung::IoUringRegistered
-            && let Err(reason) = ring.register(arena)
-        {
-            eprintln!("skipped {rung}: {reason}");
-            return None;
-        }
-        Some(Box::new(ring))
     }
 
     struct Model {

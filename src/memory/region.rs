@@ -14,7 +14,8 @@ use super::cuda_copies::CudaCopies;
 use super::device_address::DeviceAddress;
 use super::event::Event;
 use super::io_thread::{ReadDone, ReadError, ReadPiece};
-use super::reader::{Reader, ReaderChoice, Rung};
+use super::ladder::{ReaderChoice, Requests, Rung};
+use super::reader::Reader;
 use super::stream::{CopyStream, CopyTimes};
 use super::{FileIdentity, TransferTotals};
 use std::collections::HashMap;
@@ -198,6 +199,19 @@ impl RegionReader {
     ) -> Result<RegionReader, ReadError> {
         RegionReader::new(&arena, on_done, |on_done| {
             Reader::start(path, Arc::clone(&arena), choice, on_done)
+        })
+    }
+
+    /// See `Reader::start_on`.
+    pub fn start_on(
+        path: &Path,
+        arena: Arc<Arena>,
+        rung: Rung,
+        requests: Requests,
+        on_done: Box<dyn Fn(RegionRead) + Send>,
+    ) -> Result<RegionReader, ReadError> {
+        RegionReader::new(&arena, on_done, |on_done| {
+            Reader::start_on(path, Arc::clone(&arena), rung, requests, on_done)
         })
     }
 

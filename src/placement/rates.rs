@@ -148,7 +148,7 @@ pub struct HardwareCard {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// RFC 3339, UTC.
+    /// When the last part was: RFC 3339, UTC.
     pub date: String,
     /// The processor as it calls itself.
     pub processor: String,

@@ -27,6 +27,11 @@ pub(super) fn strata() -> Command {
             command.env_remove(name);
         }
     }
+    // Nor with rates that a user of this machine has stored.
+    command.env(
+        "XDG_CACHE_HOME",
+        concat!(env!("CARGO_TARGET_TMPDIR"), "/no-cache"),
+    );
     command.stdin(Stdio::null());
     command
 }

@@ -53,6 +53,10 @@ impl Program {
                 command.env_remove(name);
             }
         }
+        command.env(
+            "XDG_CACHE_HOME",
+            concat!(env!("CARGO_TARGET_TMPDIR"), "/no-cache"),
+        );
         command.envs(variables.iter().copied());
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
