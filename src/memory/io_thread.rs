@@ -2,9 +2,10 @@
 //! once, when nothing of it is in flight any more.
 //!
 //! Requests are issued in the order of tickets and complete in any order. A request that comes back short is resumed
-//! from the last block boundary that it reached; one that was interrupted is tried again; any other failure fails its
-//! ticket, whose requests that have not been issued are dropped and whose others are waited for, because the kernel
-//! writes to their memory until they end.
+//! from the last block boundary that it reached; one that was interrupted is tried again at once, and one that ended with
+//! an error that may pass after a pause, in which the thread goes on with the others. What lasts fails its ticket, whose
+//! requests that have not been issued are dropped and whose others are waited for, because the kernel writes to their
+//! memory until they end.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -14,16 +15,44 @@ use std::time::{Duration, Instant};
 
 use super::arena::{Arena, Span};
 use super::block_reader::{BlockRead, BlockReadDone, BlockReader, Buffer, Limits};
-use super::{AbortOnPanic, TransferTotals};
+use super::{AbortOnPanic, FileIdentity, ReadRetries, TransferTotals};
 
 /// How often in a row a request is tried again without progress: after a signal, a shortage, or a read that ended
 /// inside its first block.
 const RETRIES_MAX: u32 = 16;
 
 /// Before the first try again when the kernel says that it lacks something just now; doubled for each further one, up to
-/// `RETRY_PAUSE_MAX`.
-const RETRY_PAUSE: Duration = Duration::from_micros(100);
-const RETRY_PAUSE_MAX: Duration = Duration::from_millis(10);
+/// `SHORTAGE_PAUSE_MAX`.
+const SHORTAGE_PAUSE: Duration = Duration::from_micros(100);
+const SHORTAGE_PAUSE_MAX: Duration = Duration::from_millis(10);
+
+/// How often a request is tried again that the drive, or the way to it, has failed. Kernels try for long before they give
+/// such an error, so what a few more tries do not mend is left to the next step.
+pub(super) const ERROR_RETRIES_MAX: u32 = 3;
+
+/// Before the first of them; `ERROR_PAUSE_GROWTH` times as long before each further one: 2, 10 and 50 ms. A computation
+/// that waits for the group waits for these too.
+const ERROR_PAUSE: Duration = Duration::from_millis(2);
+const ERROR_PAUSE_GROWTH: u32 = 5;
+
+/// Errors that say what the descriptor, the request or the permission is: the same request gets them again. A stale
+/// handle wants another descriptor.
+const LASTING: [i32; 14] = [
+    libc::EBADF,
+    libc::EFAULT,
+    libc::EINVAL,
+    libc::EISDIR,
+    libc::ESPIPE,
+    libc::EOVERFLOW,
+    libc::EPERM,
+    libc::EACCES,
+    libc::ENOSYS,
+    libc::EOPNOTSUPP,
+    libc::ENXIO,
+    libc::ENODEV,
+    libc::ESTALE,
+    libc::ENOENT,
+];
 
 /// A contiguous read. Offset, length and address are multiples of the reader's block; bytes past the end of the file (as
 /// it was when opened) need not arrive, and what the span held there may stay.
@@ -65,6 +94,33 @@ pub enum ReadError {
         offset: u64,
         source: io::Error,
     },
+    #[error(
+        "read {file} at byte {offset}: {tries} times the drive or the memory returned other bytes than at first; if the \
+         file was changed on purpose restart the server, otherwise test the drive and the memory",
+        file = file.display()
+    )]
+    OtherBytes {
+        file: PathBuf,
+        /// Where what has one checksum begins.
+        offset: u64,
+        tries: u32,
+    },
+    #[error(
+        "read {file} at byte {offset}: {tries} times other bytes than in an earlier run, although size, time and inode of \
+         the file are those of then; if it was changed on purpose delete {checksums} and start again, otherwise test the \
+         drive and the memory, or fetch the file anew",
+        file = file.display(),
+        checksums = checksums.display()
+    )]
+    OtherBytesThanBefore {
+        file: PathBuf,
+        offset: u64,
+        tries: u32,
+        /// The file that the earlier run left.
+        checksums: PathBuf,
+    },
+    #[error("open {file} again: {source}", file = file.display())]
+    Reopen { file: PathBuf, source: io::Error },
 }
 
 /// What the handle and the thread share.
@@ -83,11 +139,22 @@ pub(super) struct State {
     /// Given and not yet reported: at least the length of `queue`.
     pub(super) outstanding: usize,
     pub(super) stop: bool,
+    pub(super) reopening: Reopening,
+}
+
+/// The way of a wish to open the file again.
+#[derive(Default)]
+pub(super) enum Reopening {
+    #[default]
+    No,
+    Asked(FileIdentity),
+    Done(Result<(), ReadError>),
 }
 
 #[derive(Default)]
 struct Totals {
     done: TransferTotals,
+    retries: ReadRetries,
     /// Since when requests have been in flight without a gap.
     busy_since: Option<Instant>,
 }
@@ -111,6 +178,10 @@ impl Shared {
             busy: totals.done.busy + running,
         }
     }
+
+    pub(super) fn retries(&self) -> ReadRetries {
+        self.lock_totals().retries
+    }
 }
 
 pub(super) struct IoThread {
@@ -127,6 +198,14 @@ pub(super) struct IoThread {
     unissued: VecDeque<u64>,
     slots: Vec<Option<Request>>,
     free: Vec<u32>,
+    /// Requests that are tried again later, in no order. They hold no slot, and count as in flight for their tickets.
+    delayed: Vec<Delayed>,
+}
+
+struct Delayed {
+    due: Instant,
+    request: Request,
+    buffer: Buffer,
 }
 
 struct Ticket {
@@ -151,7 +230,10 @@ struct Request {
     arrival: u64,
     file_offset: u64,
     needed: usize,
+    /// Tries without progress that say nothing of the drive.
     retries: u32,
+    /// Tries that the drive failed.
+    failures: u32,
 }
 
 impl IoThread {
@@ -174,6 +256,7 @@ impl IoThread {
             unissued: VecDeque::new(),
             slots: (0..limits.in_flight_max).map(|_| None).collect(),
             free: (0..limits.in_flight_max).rev().collect(),
+            delayed: Vec::new(),
         }
     }
 
@@ -183,15 +266,17 @@ impl IoThread {
         let mut ended = Vec::new();
         loop {
             let stop = self.take_tickets();
+            self.try_again();
             self.issue();
             self.note_busy();
             if self.tickets.is_empty() {
+                self.reopen();
                 let state = self.shared.lock();
                 if stop && state.queue.is_empty() {
                     return;
                 }
             }
-            self.reader.wait(&mut ended);
+            self.reader.wait(self.until_next_try(), &mut ended);
             for done in ended.drain(..) {
                 self.complete(done);
             }
@@ -257,6 +342,59 @@ impl IoThread {
         }
     }
 
+    /// Opens the file again where that was asked for. Nothing is in flight.
+    fn reopen(&mut self) {
+        let state = self.shared.lock();
+        let Reopening::Asked(expected) = &state.reopening else {
+            return;
+        };
+        let expected = expected.clone();
+        drop(state);
+        let result = self.reader.reopen(&expected);
+        let result = result.map_err(|source| ReadError::Reopen {
+            file: expected.path,
+            source,
+        });
+        self.shared.lock().reopening = Reopening::Done(result);
+        self.shared.changed.notify_all();
+    }
+
+    /// Submits the delayed requests that are due, while there are slots, and gives up those of tickets that have failed.
+    fn try_again(&mut self) {
+        if self.delayed.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let mut index = 0;
+        while let Some(delayed) = self.delayed.get(index) {
+            let arrival = delayed.request.arrival;
+            let Some(ticket) = self.tickets.get_mut(&arrival) else {
+                unreachable!("ticket {arrival} is kept while a request of it is delayed");
+            };
+            if ticket.error.is_some() {
+                self.delayed.swap_remove(index);
+                ticket.in_flight -= 1;
+                self.report_if_over(arrival);
+            } else if delayed.due <= now
+                && let Some(slot) = self.free.pop()
+            {
+                let delayed = self.delayed.swap_remove(index);
+                self.submit(slot, delayed.request, delayed.buffer);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// How long a completion may be waited for: `None`: for ever, nothing could be submitted before one.
+    fn until_next_try(&self) -> Option<Duration> {
+        if self.free.is_empty() {
+            return None;
+        }
+        let due = self.delayed.iter().map(|delayed| delayed.due).min()?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
     fn submit(&mut self, slot: u32, request: Request, buffer: Buffer) {
         let read = BlockRead {
             slot,
@@ -293,6 +431,7 @@ impl IoThread {
                 let whole = bytes - bytes % self.limits.block_bytes as usize;
                 let offset = request.file_offset + bytes as u64;
                 arrived(whole);
+                self.shared.lock_totals().retries.short_reads += 1;
                 buffer.advance(whole);
                 request.file_offset += whole as u64;
                 request.needed -= whole;
@@ -309,17 +448,26 @@ impl IoThread {
                 })
             }
             Err(source) => {
-                request.retries += 1;
-                let passes = matches!(
-                    source.kind(),
-                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
-                );
-                if passes && ticket.error.is_none() && request.retries <= RETRIES_MAX {
-                    if source.kind() == io::ErrorKind::WouldBlock {
-                        let pause = RETRY_PAUSE * (1 << (request.retries - 1));
-                        std::thread::sleep(pause.min(RETRY_PAUSE_MAX));
+                let pause = request.pause_after(&source);
+                if let Some(pause) = pause.filter(|_| ticket.error.is_none()) {
+                    if pause.is_zero() {
+                        return self.submit(slot, request, buffer);
                     }
-                    return self.submit(slot, request, buffer);
+                    tracing::debug!(
+                        %source,
+                        offset = request.file_offset,
+                        ?pause,
+                        "a read failed and is tried again"
+                    );
+                    self.shared.lock_totals().retries.errors += 1;
+                    self.free.push(slot);
+                    let due = Instant::now() + pause;
+                    self.delayed.push(Delayed {
+                        due,
+                        request,
+                        buffer,
+                    });
+                    return;
                 }
                 Some(ReadError::Io {
                     file: self.reader.file().path.clone(),
@@ -376,6 +524,30 @@ impl IoThread {
     }
 }
 
+impl Request {
+    /// After an error: how long to wait before the request is tried again, or `None`: it has failed.
+    fn pause_after(&mut self, error: &io::Error) -> Option<Duration> {
+        let shortage = [libc::EAGAIN, libc::ENOMEM, libc::ENOBUFS].map(Some);
+        if error.kind() == io::ErrorKind::Interrupted {
+            self.retries += 1;
+            (self.retries <= RETRIES_MAX).then_some(Duration::ZERO)
+        } else if shortage.contains(&error.raw_os_error()) {
+            self.retries += 1;
+            let pause = SHORTAGE_PAUSE * (1 << (self.retries - 1).min(RETRIES_MAX));
+            (self.retries <= RETRIES_MAX).then(|| pause.min(SHORTAGE_PAUSE_MAX))
+        } else if error
+            .raw_os_error()
+            .is_some_and(|code| LASTING.contains(&code))
+        {
+            None
+        } else {
+            self.failures += 1;
+            (self.failures <= ERROR_RETRIES_MAX)
+                .then(|| ERROR_PAUSE * ERROR_PAUSE_GROWTH.pow(self.failures - 1))
+        }
+    }
+}
+
 /// Cuts the first request off a run: no longer than a request may be, and not across a border of registered memory.
 fn cut_request(run: &mut Run, arrival: u64, limits: &Limits) -> (Request, Span) {
     let to_border = limits.border_bytes - run.span.offset % limits.border_bytes;
@@ -385,6 +557,7 @@ fn cut_request(run: &mut Run, arrival: u64, limits: &Limits) -> (Request, Span) 
         file_offset: run.file_offset,
         needed: run.needed.min(bytes),
         retries: 0,
+        failures: 0,
     };
     let span = run.span.part(0, bytes);
     run.span = run.span.part(bytes, run.span.bytes - bytes);

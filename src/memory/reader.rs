@@ -11,15 +11,15 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 
-use super::TransferTotals;
 use super::arena::{Arena, Span};
 use super::block_reader::{
     BlockRead, BlockReader, Buffer, FileIdentity, Limits, MAX_BLOCK_BYTES, Waker, direct_alignment,
     logical_block_bytes, open_file,
 };
-use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Shared};
+use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Reopening, Shared};
 use super::io_uring::IoUringReader;
 use super::pread::{PreadReader, read_at};
+use super::{ReadRetries, TransferTotals};
 
 /// Tickets that may be outstanding before `read` waits for one to end. Callers keep one per ring entry and two more, so
 /// they never see this bound; it is here because every queue has one.
@@ -212,7 +212,31 @@ impl Reader {
         self.limits.block_bytes
     }
 
-    /// The file as it was when opened; compare with `FileIdentity::at` to see whether it was replaced.
+    /// Opens the file at the same path again, which must be `expected`, and waits until that is done. Nothing is read
+    /// meanwhile; after an error, reads go on from the file that was open.
+    ///
+    /// # Panics
+    /// When `expected` has another size than the file had: tickets are cut to it.
+    pub(super) fn reopen(&self, expected: FileIdentity) -> Result<(), ReadError> {
+        assert!(!self.on_io_thread(), "reopen is not called by on_done");
+        assert_eq!(expected.bytes, self.file.bytes, "{expected:?}");
+        self.shared.lock().reopening = Reopening::Asked(expected);
+        (self.waker)();
+        let mut state = self.shared.lock();
+        loop {
+            match std::mem::take(&mut state.reopening) {
+                Reopening::Done(result) => return result,
+                asked => state.reopening = asked,
+            }
+            state = self
+                .shared
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The file as it was when it was opened first; compare with `FileIdentity::at` to see whether it was replaced.
     pub(super) fn file_identity(&self) -> &FileIdentity {
         &self.file
     }
@@ -220,6 +244,10 @@ impl Reader {
     /// Bytes that arrived, and the time during which at least one request was in flight.
     pub(super) fn totals(&self) -> TransferTotals {
         self.shared.totals()
+    }
+
+    pub(super) fn retries(&self) -> ReadRetries {
+        self.shared.retries()
     }
 
     fn on_io_thread(&self) -> bool {

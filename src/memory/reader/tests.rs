@@ -187,6 +187,73 @@ fn every_rung_tells_that_the_file_shrank_and_lives_on() {
 }
 
 #[test]
+fn every_rung_opens_a_file_that_took_the_place_of_the_first() {
+    for rung in RUNGS {
+        let model = model(1 << 20);
+        let arena = Arc::new(Arena::new("host", 1 << 20).unwrap());
+        let Some(block_reader) = at_rung(rung, &model.path, &arena, 1 << 30) else {
+            continue;
+        };
+        let (on_done, done) = collect();
+        let reader = Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done).unwrap();
+        let whole = ReadPiece {
+            file_offset: 0,
+            span: Span {
+                offset: 0,
+                bytes: 1 << 20,
+            },
+        };
+        let holds = |content: &[u8]| {
+            reader.read(1, vec![whole]);
+            done.recv().unwrap().result.unwrap();
+            check(&arena, content, &whole);
+        };
+        holds(&model.content);
+        let other: Vec<u8> = model.content.iter().map(|byte| !byte).collect();
+        let beside = model.path.with_extension("new");
+        std::fs::write(&beside, &other).unwrap();
+        let first = FileIdentity::at(&model.path).unwrap();
+        std::fs::rename(&beside, &model.path).unwrap();
+        // It is not the one that is expected: the first goes on being read.
+        let error = reader.reopen(first).unwrap_err().to_string();
+        assert!(error.contains("model.gguf"), "{rung}: {error}");
+        holds(&model.content);
+        reader
+            .reopen(FileIdentity::at(&model.path).unwrap())
+            .unwrap();
+        holds(&other);
+        std::fs::remove_file(&model.path).unwrap();
+        holds(&other);
+    }
+}
+
+#[test]
+fn every_rung_waits_no_longer_than_it_is_told() {
+    let time = std::time::Duration::from_millis(20);
+    for rung in RUNGS {
+        let model = model(4096);
+        let arena = Arc::new(Arena::new("host", 4096).unwrap());
+        let Some(mut block_reader) = at_rung(rung, &model.path, &arena, 1 << 30) else {
+            continue;
+        };
+        let mut ended = Vec::new();
+        let began = std::time::Instant::now();
+        block_reader.wait(Some(time), &mut ended);
+        assert!(began.elapsed() >= time && ended.is_empty(), "{rung}");
+        let bytes = 4096;
+        block_reader.submit(BlockRead {
+            slot: 0,
+            file_offset: 0,
+            buffer: Buffer::new(Arc::clone(&arena), Span { offset: 0, bytes }),
+        });
+        while ended.is_empty() {
+            block_reader.wait(Some(time), &mut ended);
+        }
+        assert!(matches!(ended[0].result, Ok(4096)), "{rung}");
+    }
+}
+
+#[test]
 fn every_rung_survives_thousands_of_random_tickets() {
     const REGION: usize = 128 << 10;
     let model = model(5_000_001);
