@@ -127,6 +127,7 @@ fn generate_and_bench_trace_too() {
             .arg(model())
             .args(["--device", "cpu", "--host-memory", "64MiB"])
             .env("STRATA_TRACE", &path)
+            .env("STRATA_CHECKSUM_FILE", "none")
             .stdin(Stdio::null())
             .output()
             .unwrap();
