@@ -16,7 +16,7 @@ WORKDIR /build
 # Dependencies first: this layer is rebuilt only when they change.
 COPY Cargo.toml Cargo.lock ./
 COPY tests/software_gpu/Cargo.toml tests/software_gpu/
-RUN mkdir src benches tests/software_gpu/src && touch tests/software_gpu/src/lib.rs && echo 'fn main() {}' | tee src/main.rs benches/attention.rs benches/gpu.rs benches/pool.rs > benches/kernels.rs && touch src/lib.rs \
+RUN mkdir src benches tests/software_gpu/src && touch tests/software_gpu/src/lib.rs && echo 'fn main() {}' | tee src/main.rs benches/attention.rs benches/checksums.rs benches/gpu.rs benches/pool.rs > benches/kernels.rs && touch src/lib.rs \
     && cargo build --release --locked \
     && rm -r src benches tests
 COPY . .
@@ -32,8 +32,11 @@ FROM debian:bookworm-slim AS runtime
 RUN apt-get update \
     && apt-get install -y --no-install-recommends curl \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --system --uid 10001 --no-create-home strata
+    && useradd --system --uid 10001 --no-create-home strata \
+    && install -d -o strata /var/cache/strata
 USER strata
+# Where checksums of the model file are kept; a volume at /var/cache/strata keeps them for the next container.
+ENV XDG_CACHE_HOME=/var/cache
 VOLUME /models
 EXPOSE 8080
 # Inside a container the port is published (or not) by the engine.

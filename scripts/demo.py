@@ -181,6 +181,8 @@ def run(arguments):
             raise Problem(f"{path} is missing: run `make {make}` first")
     port = free_port()
     command = [arguments.strata, "serve", arguments.model, *arguments.flags, "--listen", f"{HOST}:{port}"]
+    # Nothing is left outside of the target folder.
+    command += ["--checksum-file", os.path.join(TARGET, "demo", "checksums")]
     say("$ " + " ".join(command))
     with Server("strata", command, port, os.path.join(TARGET, "demo", "server.log")) as server:
         server.wait_ready(LOAD_SECONDS)

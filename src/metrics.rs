@@ -27,6 +27,10 @@ pub struct Metrics {
     pub transfer_bytes_total: IntCounterVec,
     /// `{from, to}`: seconds during which at least one such transfer was under way.
     pub transfer_seconds_total: CounterVec,
+    /// `{reason=error|short|checksum}`: reads of the model file that were tried again.
+    pub read_retries_total: IntCounterVec,
+    /// Bytes of weights that were found to be those of the first read.
+    pub reads_verified_bytes_total: IntCounter,
     /// `{from}`: seconds that computation waited for weights of that home.
     pub weight_stall_seconds_total: CounterVec,
     /// `{outcome=ready|waited}`.
@@ -133,6 +137,15 @@ impl Metrics {
                 "strata_transfer_seconds_total",
                 "Seconds during which a transfer between the tiers was under way.",
                 &["from", "to"],
+            ),
+            read_retries_total: counters(
+                "strata_read_retries_total",
+                "Reads of the model file that were tried again, by reason.",
+                &["reason"],
+            ),
+            reads_verified_bytes_total: counter(
+                "strata_reads_verified_bytes_total",
+                "Bytes of weights whose checksum was that of their first read.",
             ),
             weight_stall_seconds_total: seconds(
                 "strata_weight_stall_seconds_total",

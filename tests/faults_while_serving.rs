@@ -1,5 +1,6 @@
-//! The model file is damaged while it is served. Where weights are copied, requests fail and the server lives; once the
-//! file is whole again, so are the answers. Where it is mapped, the process ends with a code of its own and says why.
+//! The model file is damaged, or another takes its place, while it is served. Where weights are copied, requests fail and
+//! the server lives; once the file is whole again, so are the answers, and none is computed from other weights. Where it is
+//! mapped, the process ends with a code of its own and says why.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,6 +15,7 @@ use models::{RandomOptions, random};
 use process::{Server, completion, strata};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
@@ -68,6 +70,33 @@ fn restore(path: &Path, bytes: &[u8]) {
     let mut file = OpenOptions::new().write(true).open(path).unwrap();
     file.write_all(bytes).unwrap();
     file.sync_all().unwrap();
+}
+
+/// Another file with these bytes takes the place of the first.
+fn replace(path: &Path, bytes: &[u8]) {
+    let beside = path.with_extension("new");
+    std::fs::write(&beside, bytes).unwrap();
+    std::fs::rename(&beside, path).unwrap();
+}
+
+/// Changes a bit in the middle of the file and leaves its time as it was.
+fn flip(path: &Path, offset: u64) {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, offset).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+    file.set_modified(modified).unwrap();
+    file.sync_all().unwrap();
+}
+
+/// Asks until an answer fails: what was read ahead may serve the first.
+#[track_caller]
+fn fails(server: &Server) {
+    let failed = (0..20).any(|_| server.complete(PROMPT, 8).status == 500);
+    assert!(failed, "no failure: {}", server.log());
+    server.complete(PROMPT, 8).error(500);
+    assert_eq!(server.get("/health").status, 200);
 }
 
 #[track_caller]
@@ -232,6 +261,137 @@ fn a_mapped_file_that_shrinks_ends_the_process_with_its_name() {
     }
 }
 
+/// What is at the path is another file now, and the open one is damaged. The same weights are the same model.
+#[test]
+fn a_file_that_took_the_place_of_a_damaged_one_is_served_if_it_is_the_same() {
+    for placement in STREAMED {
+        let (_folder, path) = model(512);
+        let whole = std::fs::read(&path).unwrap();
+        let server = Server::start(&path, &flags(placement));
+        assert_streams(&server);
+        let expected = server.text(PROMPT, 8);
+
+        truncate(&path, 4096);
+        fails(&server);
+        replace(&path, &whole);
+        assert_eq!(server.text(PROMPT, 8), expected, "{placement:?}");
+        assert!(server.log().contains("is whole again"), "{}", server.log());
+
+        // Once more, with one that has other weights: none is computed with, and the log says what to do.
+        truncate(&path, 4096);
+        fails(&server);
+        let mut other = whole.clone();
+        let place = other.len() / 2;
+        other[place] ^= 1;
+        replace(&path, &other);
+        fails(&server);
+        let log = server.log();
+        let line = log.lines().find(|line| line.contains("other weights"));
+        let line = line.unwrap_or_else(|| panic!("{log}"));
+        for part in ["served.gguf", "replaced", "at byte ", "restart the server"] {
+            assert!(line.contains(part), "{line:?} lacks {part:?}");
+        }
+
+        replace(&path, &whole);
+        assert_eq!(server.text(PROMPT, 8), expected, "{placement:?}");
+        server.assert_healthy();
+    }
+}
+
+#[test]
+fn a_bit_that_is_changed_in_the_file_gives_no_token() {
+    for placement in STREAMED {
+        let (_folder, path) = model(512);
+        let length = std::fs::metadata(&path).unwrap().len();
+        let server = Server::start(&path, &flags(placement));
+        let expected = server.text(PROMPT, 8);
+        let mut failures = 0;
+        for place in (1..10).map(|tenth| length * tenth / 10) {
+            flip(&path, place);
+            for _ in 0..2 {
+                let response = server.complete(PROMPT, 8);
+                if response.status == 200 {
+                    let answer = response.ok();
+                    assert_eq!(answer["choices"][0]["text"], expected, "{placement:?}");
+                } else {
+                    response.error(500);
+                    failures += 1;
+                }
+            }
+            flip(&path, place);
+            assert_eq!(server.text(PROMPT, 8), expected, "{placement:?}");
+        }
+        assert!(failures > 0, "{placement:?}: nothing was read");
+        assert!(server.metric("strata_read_retries_total", "checksum") >= 3.0);
+        let memory = server.get("/memory").json();
+        let reads = &memory["reads"];
+        assert_eq!(reads["verified_share"], 1.0);
+        assert!(reads["verified_bytes"].as_u64() > Some(length), "{reads}");
+        assert!(reads["verified_groups"].as_u64() > Some(10), "{reads}");
+        assert!(reads["retries"]["checksum"].as_u64() >= Some(3), "{reads}");
+        let log = server.log();
+        let line = log.lines().find(|line| line.contains("compute a step"));
+        let line = line.unwrap_or_else(|| panic!("{log}"));
+        for part in ["served.gguf", "byte ", "other bytes than at first"] {
+            assert!(line.contains(part), "{line:?} lacks {part:?}");
+        }
+        server.assert_healthy();
+    }
+}
+
+/// The checksums of one run are held against the reads of the next.
+#[test]
+fn a_file_that_was_changed_between_two_runs_is_refused() {
+    let (folder, path) = model(512);
+    let cache = folder.path().join("cache");
+    let generate = || {
+        let mut command = strata();
+        command
+            .arg("generate")
+            .arg(&path)
+            .args(["-p", PROMPT, "-n", "4"]);
+        command.args(["--copy", "--host-memory", "1GiB", "--context", "64"]);
+        command.env_remove("STRATA_CHECKSUM_FILE");
+        command
+            .env("XDG_CACHE_HOME", &cache)
+            .env("HOME", "/nowhere");
+        process::run(&mut command)
+    };
+    let expected = generate().success().to_owned();
+    let length = std::fs::metadata(&path).unwrap().len();
+    flip(&path, length / 2);
+    let outcome = generate();
+    let folder = cache.join("strata/checksums");
+    let message = outcome.stderr.lines().find(|l| l.starts_with("strata: "));
+    let message = message.unwrap_or_else(|| panic!("{outcome:?}"));
+    assert_eq!(outcome.status.code(), Some(1), "{outcome:?}");
+    for part in ["layer ", "served.gguf", "delete ", folder.to_str().unwrap()] {
+        assert!(message.contains(part), "{message:?} lacks {part:?}");
+    }
+    flip(&path, length / 2);
+    assert_eq!(generate().success(), expected);
+
+    // Not what it should be: it is ignored, with a warning.
+    let [file] = &std::fs::read_dir(&folder).unwrap().collect::<Vec<_>>()[..] else {
+        panic!("more than one file of checksums");
+    };
+    let file = file.as_ref().unwrap().path();
+    std::fs::write(&file, b"hello").unwrap();
+    let outcome = generate();
+    assert_eq!(outcome.success(), expected);
+    assert!(outcome.stderr.contains("are ignored"), "{}", outcome.stderr);
+    // It cannot be written: the model computes all the same.
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, b"in the way").unwrap();
+    let outcome = generate();
+    assert_eq!(outcome.success(), expected);
+    assert!(
+        outcome.stderr.contains("--checksum-file"),
+        "{}",
+        outcome.stderr
+    );
+}
+
 /// A file that another takes the place of (written beside it and renamed) is none of the running server's business.
 #[test]
 fn a_file_that_is_replaced_goes_on_being_served() {
@@ -239,24 +399,31 @@ fn a_file_that_is_replaced_goes_on_being_served() {
         flags(STREAMED[0]),
         vec!["--host-memory", "1GiB", "--context", "256"],
     ] {
-        let (folder, path) = model(512);
+        let (_folder, path) = model(512);
         let server = Server::start(&path, &flags);
         let expected = server.text(PROMPT, 8);
-        let other = folder.path().join("other.gguf");
-        std::fs::write(&other, "something else").unwrap();
-        std::fs::rename(&other, &path).unwrap();
+        replace(&path, b"something else");
         assert_eq!(server.text(PROMPT, 8), expected);
+        if server.metric("strata_weight_home_bytes", "storage") > 0.0 {
+            // The path is looked at once a second, where the file is read.
+            std::thread::sleep(std::time::Duration::from_millis(1100));
+            for _ in 0..2 {
+                assert_eq!(server.text(PROMPT, 8), expected);
+            }
+            let log = server.log();
+            assert_eq!(log.matches("was replaced").count(), 1, "{log}");
+        }
         std::fs::remove_file(&path).unwrap();
         assert_eq!(server.text(PROMPT, 8), expected);
         server.assert_healthy();
     }
 }
 
-/// Weights that are not those of the header: any text, and no crash.
+/// Weights that are not those of the header: where nothing is verified, any text, and no crash.
 #[test]
 fn other_bytes_in_the_file_give_other_answers_and_no_crash() {
     for flags in [
-        flags(STREAMED[0]),
+        [&flags(STREAMED[0])[..], &["--verify-reads", "0"]].concat(),
         vec!["--host-memory", "1GiB", "--context", "256"],
     ] {
         let (_folder, path) = model(512);
@@ -316,6 +483,8 @@ fn a_file_that_changes_while_it_is_opened_is_refused() {
             link_rate: None,
             lookahead: Lookahead::Ring,
             poison_released: true,
+            verify_share: 1.0,
+            checksums: None,
         };
         let opened = |change: &dyn Fn()| {
             let planned = PlannedModel::open(&path, &request).unwrap();
@@ -324,7 +493,7 @@ fn a_file_that_changes_while_it_is_opened_is_refused() {
             let loaded = planned.load(
                 strata::kernels::ComputePool::new(1),
                 &Loading {
-                    settings,
+                    settings: settings.clone(),
                     metrics: &Metrics::new(),
                     progress: &|_| true,
                 },

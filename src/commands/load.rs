@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
 use strata::config::{
-    ComputeThreads, Config, DeviceSetting, ExecutorSetting, KvTypeSetting, MemorySetting,
-    ReaderSetting, budgets, compute_threads, format_bytes, free_host_memory, machine_memory_bytes,
+    ChecksumSetting, ComputeThreads, Config, DeviceSetting, ExecutorSetting, KvTypeSetting,
+    MemorySetting, ReaderSetting, budgets, compute_threads, format_bytes, free_host_memory,
+    machine_memory_bytes,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters};
@@ -301,7 +302,23 @@ pub(super) fn weights_settings(config: &Config) -> WeightsSettings {
         link_rate: Some(config.link_rate),
         lookahead: Lookahead::Ring,
         poison_released: false,
+        verify_share: config.verify_reads,
+        checksums: match &config.checksum_file {
+            ChecksumSetting::Auto => cache_directory().map(|cache| cache.join("strata/checksums")),
+            ChecksumSetting::Nowhere => None,
+            ChecksumSetting::Directory(directory) => Some(directory.clone()),
+        },
     }
+}
+
+/// Where this user's programs keep what they can do without:
+/// <https://specifications.freedesktop.org/basedir-spec/latest/>. None for a user without a home.
+fn cache_directory() -> Option<PathBuf> {
+    let absolute = |name| {
+        let path = PathBuf::from(std::env::var_os(name)?);
+        path.is_absolute().then_some(path)
+    };
+    absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))
 }
 
 pub(super) fn model_path(config: &Config) -> anyhow::Result<&Path> {

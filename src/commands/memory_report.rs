@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use strata::memory::{heap_live_bytes, heap_peak_bytes, restart_heap_peak};
 use strata::placement::{Plan, Tier, TierSplit};
-use strata::weights::{Arenas, Traffic};
+use strata::weights::{Arenas, ReadsSoFar, Traffic};
 
 /// What the report is made of. `main` makes it, the engine thread completes it, HTTP threads read it.
 pub(crate) struct MemoryView {
@@ -101,6 +101,7 @@ impl MemoryView {
                 "storage": leases[Tier::Storage as usize],
             },
             "stall_seconds": by_home(traffic.stall_seconds),
+            "reads": reads(&traffic.reads),
             "overhead": self.overhead(&resident),
             "heap": self.heap(),
             "process": {
@@ -183,6 +184,16 @@ impl MemoryView {
             "scratch_planned_bytes": scratch.sum::<u64>(),
         })
     }
+}
+
+fn reads(reads: &ReadsSoFar) -> Value {
+    let [error, short, checksum] = reads.retries;
+    json!({
+        "verified_share": reads.verified_share,
+        "verified_groups": reads.verified_groups,
+        "verified_bytes": reads.verified_bytes,
+        "retries": {"error": error, "short": short, "checksum": checksum},
+    })
 }
 
 fn tier(plan: &Plan, tier: Tier, split: TierSplit, resident: u64) -> Value {

@@ -1,8 +1,8 @@
 //! Every key, once: flag `--key`, `key = ...` in the file, `STRATA_KEY` in the environment.
 
 use super::{
-    Config, DeviceSetting, ExecutorSetting, KvTypeSetting, LogLevel, MemorySetting, RatesSetting,
-    ReaderSetting, Secret, parse_rate, parse_size,
+    ChecksumSetting, Config, DeviceSetting, ExecutorSetting, KvTypeSetting, LogLevel,
+    MemorySetting, RatesSetting, ReaderSetting, Secret, parse_rate, parse_size,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -211,6 +211,39 @@ pub const KEYS: &[Key] = &[
                 "io-uring" => ReaderSetting::IoUring,
                 "pread" => ReaderSetting::Pread,
                 _ => return Err(not_one_of(text, "auto, io-uring or pread")),
+            };
+            Ok(())
+        },
+    },
+    Key {
+        name: "verify-reads",
+        value: "SHARE",
+        default: Some("1"),
+        server_only: false,
+        help: "The share of reads whose bytes are held against those of the first read, from 0 (none) to 1 (all): a bit that \
+               the drive or the memory flips is then an error and no token",
+        set: |config, text| {
+            let share = text.parse::<f64>().ok();
+            let share = share.filter(|share| (0.0..=1.0).contains(share));
+            config.verify_reads = share.ok_or_else(|| {
+                format!("`{text}` is out of range; give a share from 0 to 1, like 0.1")
+            })?;
+            Ok(())
+        },
+    },
+    Key {
+        name: "checksum-file",
+        value: "auto|none|DIR",
+        default: Some("auto"),
+        server_only: false,
+        help: "Where the checksums of a model file are kept, so that the first reads of a later run are verified too: a \
+               directory, or `auto`, which is strata/checksums in $XDG_CACHE_HOME or ~/.cache",
+        set: |config, text| {
+            config.checksum_file = match text {
+                "auto" => ChecksumSetting::Auto,
+                "none" => ChecksumSetting::Nowhere,
+                "" => return Err("the path is empty; give a directory, auto or none".to_owned()),
+                directory => ChecksumSetting::Directory(PathBuf::from(directory)),
             };
             Ok(())
         },

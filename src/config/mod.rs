@@ -60,6 +60,15 @@ pub enum RatesSetting {
     File(PathBuf),
 }
 
+/// Where the checksums of a model file are kept for later runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChecksumSetting {
+    /// In the user's cache directory, where there is one.
+    Auto,
+    Nowhere,
+    Directory(PathBuf),
+}
+
 /// What the KV cache is stored as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KvTypeSetting {
@@ -139,6 +148,9 @@ pub struct Config {
     pub parallel: u32,
     pub kv_type: KvTypeSetting,
     pub reader: ReaderSetting,
+    /// The share of reads that is verified, from 0 to 1.
+    pub verify_reads: f64,
+    pub checksum_file: ChecksumSetting,
     /// `None`: one per core that this process may use.
     pub threads: Option<usize>,
     /// Each compute thread stays on a CPU of its own.
@@ -182,6 +194,8 @@ impl Default for Config {
             parallel: 4,
             kv_type: KvTypeSetting::F16,
             reader: ReaderSetting::Auto,
+            verify_reads: 1.0,
+            checksum_file: ChecksumSetting::Auto,
             threads: None,
             pin_threads: false,
             slice: None,

@@ -364,6 +364,11 @@ mod tests {
             ("slice", "1KiB", "64KiB to 4GiB"),
             ("ring-entries", "1", "from 2 to"),
             ("reader", "mmap", "io-uring"),
+            ("verify-reads", "1.1", "from 0 to 1"),
+            ("verify-reads", "-0.1", "from 0 to 1"),
+            ("verify-reads", "nan", "from 0 to 1"),
+            ("verify-reads", "all", "from 0 to 1"),
+            ("checksum-file", "", "a directory, auto or none"),
             ("executor", "gpu", "device, host or"),
             ("executor", "0", "from 1 to 8192"),
         ] {

@@ -17,6 +17,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::arena::{Arena, SPAN_ALIGNMENT, Span};
 
@@ -40,8 +41,12 @@ pub trait BlockReader: Send {
     /// used again before its completion. What cannot be started ends like any other read: with an error, in `wait`.
     fn submit(&mut self, read: BlockRead);
 
-    /// Blocks until a read has ended or the waker was called, and appends what ended, in any order.
-    fn wait(&mut self, ended: &mut Vec<BlockReadDone>);
+    /// Blocks until a read has ended, the waker was called or the time has passed, and appends what ended, in any order.
+    fn wait(&mut self, timeout: Option<Duration>, ended: &mut Vec<BlockReadDone>);
+
+    /// Opens the file again, which must be `expected`, and reads from there on; after an error it reads from where it
+    /// did. Nothing is in flight.
+    fn reopen(&mut self, expected: &FileIdentity) -> io::Result<()>;
 }
 
 /// What the caller of a `BlockReader` keeps to.
@@ -155,6 +160,15 @@ pub(super) fn open_file(path: &Path, direct: bool) -> io::Result<File> {
     FileIdentity::at(path)?;
     let flags = if direct { libc::O_DIRECT } else { 0 };
     OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+/// Opens the file that `expected` describes, and no other.
+pub fn open_expected(expected: &FileIdentity, direct: bool) -> io::Result<File> {
+    let file = open_file(&expected.path, direct)?;
+    if FileIdentity::of(&expected.path, &file)? != *expected {
+        return Err(io::Error::other("it was changed or replaced meanwhile"));
+    }
+    Ok(file)
 }
 
 /// What offsets, lengths and addresses of direct reads from `path` must be multiples of: a power of two from 512 to

@@ -7,7 +7,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -21,6 +21,8 @@ pub struct Faults {
     pub short_reads: f64,
     /// Probability that a read fails with EIO; the same read may succeed the next time.
     pub errors: f64,
+    /// What is given for EIO.
+    pub error_code: Option<i32>,
     /// Probability that a read fails with EINTR or EAGAIN.
     pub interruptions: f64,
     /// Reads that cover one of these file offsets fail with EIO, until the faults are changed.
@@ -29,15 +31,24 @@ pub struct Faults {
     pub broken_once: Vec<u64>,
     /// Probability that one bit of what a read returns is wrong.
     pub flipped_bits: f64,
+    /// The lowest bit of the byte at each of these file offsets is wrong in every read, until the faults are changed.
+    pub flipped: Vec<u64>,
+    /// As `flipped`, but an offset is mended by the first read that returns it.
+    pub flipped_once: Vec<u64>,
     /// Completions come in random order, and some later than they could.
     pub reorder: bool,
     /// Real time that each read takes, one after another.
     pub read_time: Duration,
+    /// Probability that a read takes 100 ms of real time more.
+    pub stalls: f64,
     /// The file has lost what lay past this size since it was opened.
     pub shrunk_to: Option<u64>,
     /// Nothing completes while this is set.
     pub held: bool,
 }
+
+/// What a stalled read takes.
+const STALL: Duration = Duration::from_millis(100);
 
 pub struct FaultyReader {
     identity: FileIdentity,
@@ -103,6 +114,11 @@ impl FaultControl {
             .wait(state)
             .unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn wait_for<'a>(&self, state: MutexGuard<'a, State>, time: Duration) -> MutexGuard<'a, State> {
+        let waited = self.0.changed.wait_timeout(state, time);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
 }
 
 impl FaultyReader {
@@ -159,7 +175,7 @@ impl FaultyReader {
         self.control.clone()
     }
 
-    /// Ends one read under `faults`; `broken_once` loses the offsets that it failed on.
+    /// Ends one read under `faults`; `broken_once` and `flipped_once` lose the offsets that it met.
     fn finish(&mut self, mut read: BlockRead, faults: &mut Faults) -> BlockReadDone {
         let result = self.outcome(&read, faults);
         if let Ok(bytes @ 1..) = result {
@@ -169,6 +185,20 @@ impl FaultyReader {
                 let byte = self.random.random_range(0..bytes);
                 copy[byte] ^= 1 << self.random.random_range(0..8);
             }
+            let place = |offset: u64| {
+                let place = offset.checked_sub(read.file_offset)? as usize;
+                (place < bytes).then_some(place)
+            };
+            for place in faults.flipped.iter().filter_map(|&offset| place(offset)) {
+                copy[place] ^= 1;
+            }
+            faults.flipped_once.retain(|&offset| {
+                let place = place(offset);
+                if let Some(place) = place {
+                    copy[place] ^= 1;
+                }
+                place.is_none()
+            });
             read.buffer.write(&copy);
         }
         BlockReadDone {
@@ -192,7 +222,8 @@ impl FaultyReader {
             || faults.broken.iter().any(covers)
             || self.random.random_bool(faults.errors)
         {
-            return Err(io::Error::from_raw_os_error(libc::EIO));
+            let code = faults.error_code.unwrap_or(libc::EIO);
+            return Err(io::Error::from_raw_os_error(code));
         }
         if self.random.random_bool(faults.interruptions) {
             let codes = [libc::EINTR, libc::EAGAIN];
@@ -253,18 +284,28 @@ impl BlockReader for FaultyReader {
         self.control.0.changed.notify_all();
     }
 
-    fn wait(&mut self, ended: &mut Vec<BlockReadDone>) {
+    fn wait(&mut self, timeout: Option<Duration>, ended: &mut Vec<BlockReadDone>) {
         let control = self.control.clone();
+        let until = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = control.lock();
         while !state.woken && (self.in_flight.is_empty() || state.faults.held) {
-            state = control.wait(state);
+            let Some(until) = until else {
+                state = control.wait(state);
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = control.wait_for(state, left);
         }
         state.woken = false;
         if self.in_flight.is_empty() || state.faults.held {
             return;
         }
-        let mut faults = state.faults.clone();
+        let before = state.faults.clone();
         drop(state);
+        let mut faults = before.clone();
         let count = if faults.reorder {
             self.random.random_range(1..=self.in_flight.len())
         } else {
@@ -277,13 +318,30 @@ impl BlockReader for FaultyReader {
                 0
             };
             let read = self.in_flight.remove(next);
-            std::thread::sleep(faults.read_time);
+            let stalls = self.random.random_bool(faults.stalls);
+            let stall = if stalls { STALL } else { Duration::ZERO };
+            std::thread::sleep(faults.read_time + stall);
             ended.push(self.finish(read, &mut faults));
         }
         let mut state = control.lock();
         state.completed += count as u64;
-        state.faults.broken_once = faults.broken_once;
+        // A test may have changed the faults meanwhile: only what was met goes.
+        let State { faults: now, .. } = &mut *state;
+        for (now, before, after) in [
+            (&mut now.broken_once, before.broken_once, faults.broken_once),
+            (
+                &mut now.flipped_once,
+                before.flipped_once,
+                faults.flipped_once,
+            ),
+        ] {
+            now.retain(|offset| !before.contains(offset) || after.contains(offset));
+        }
         drop(state);
         control.0.changed.notify_all();
+    }
+
+    fn reopen(&mut self, _expected: &FileIdentity) -> io::Result<()> {
+        Err(io::Error::from(io::ErrorKind::Unsupported))
     }
 }

@@ -2,9 +2,10 @@
 //! once, when nothing of it is in flight any more.
 //!
 //! Requests are issued in the order of tickets and complete in any order. A request that comes back short is resumed
-//! from the last block boundary that it reached; one that was interrupted is tried again; any other failure fails its
-//! ticket, whose requests that have not been issued are dropped and whose others are waited for, because the kernel
-//! writes to their memory until they end.
+//! from the last block boundary that it reached; one that was interrupted is tried again at once, and one that ended with
+//! an error that may pass after a pause, in which the thread goes on with the others. What lasts fails its ticket, whose
+//! requests that have not been issued are dropped and whose others are waited for, because the kernel writes to their
+//! memory until they end.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -14,16 +15,44 @@ use std::time::{Duration, Instant};
 
 use super::arena::{Arena, Span};
 use super::block_reader::{BlockRead, BlockReadDone, BlockReader, Buffer, Limits};
-use super::{AbortOnPanic, TransferTotals};
+use super::{AbortOnPanic, FileIdentity, ReadRetries, TransferTotals};
 
 /// How often in a row a request is tried again without progress: after a signal, a shortage, or a read that ended
 /// inside its first block.
 const RETRIES_MAX: u32 = 16;
 
 /// Before the first try again when the kernel says that it lacks something just now; doubled for each further one, up to
-/// `RETRY_PAUSE_MAX`.
-const RETRY_PAUSE: Duration = Duration::from_micros(100);
-const RETRY_PAUSE_MAX: Duration = Duration::from_millis(10);
+/// `SHORTAGE_PAUSE_MAX`.
+const SHORTAGE_PAUSE: Duration = Duration::from_micros(100);
+const SHORTAGE_PAUSE_MAX: Duration = Duration::from_millis(10);
+
+/// How often a request is tried again that the drive, or the way to it, has failed. Kernels try for long before they give
+/// such an error, so what a few more tries do not mend is left to the next step.
+pub(super) const ERROR_RETRIES_MAX: u32 = 3;
+
+/// Before the first of them; `ERROR_PAUSE_GROWTH` times as long before each further one: 2, 10 and 50 ms. A computation
+/// that waits for the group waits for these too.
+const ERROR_PAUSE: Duration = Duration::from_millis(2);
+const ERROR_PAUSE_GROWTH: u32 = 5;
+
+/// Errors that say what the descriptor, the request or the permission is: the same request gets them again. A stale
+/// handle wants another descriptor.
+const LASTING: [i32; 14] = [
+    libc::EBADF,
+    libc::EFAULT,
+    libc::EINVAL,
+    libc::EISDIR,
+    libc::ESPIPE,
+    libc::EOVERFLOW,
+    libc::EPERM,
+    libc::EACCES,
+    libc::ENOSYS,
+    libc::EOPNOTSUPP,
+    libc::ENXIO,
+    libc::ENODEV,
+    libc::ESTALE,
+    libc::ENOENT,
+];
 
 /// A contiguous read. Offset, length and address are multiples of the reader's block; bytes past the end of the file (as
 /// it was when opened) need not arrive, and what the span held there may stay.
@@ -65,6 +94,33 @@ pub enum ReadError {
         offset: u64,
         source: io::Error,
     },
+    #[error(
+        "read {file} at byte {offset}: {tries} times the drive or the memory returned other bytes than at first; if the \
+         file was changed on purpose restart the server, otherwise test the drive and the memory",
+        file = file.display()
+    )]
+    OtherBytes {
+        file: PathBuf,
+        /// Where what has one checksum begins.
+        offset: u64,
+        tries: u32,
+    },
+    #[error(
+        "read {file} at byte {offset}: {tries} times other bytes than in an earlier run, although size, time and inode of \
+         the file are those of then; if it was changed on purpose delete {checksums} and start again, otherwise test the \
+         drive and the memory, or fetch the file anew",
+        file = file.display(),
+        checksums = checksums.display()
+    )]
+    OtherBytesThanBefore {
+        file: PathBuf,
+        offset: u64,
+        tries: u32,
+        /// The file that the earlier run left.
+        checksums: PathBuf,
+    },
+    #[error("open {file} again: {source}", file = file.display())]
+    Reopen { file: PathBuf, source: io::Error },
 }
 
 /// What the handle and the thread share.
@@ -83,11 +139,22 @@ pub(super) struct State {
     /// Given and not yet reported: at least the length of `queue`.
     pub(super) outstanding: usize,
     pub(super) stop: bool,
+    pub(super) reopening: Reopening,
+}
+
+/// The way of a wish to open the file again.
+#[derive(Default)]
+pub(super) enum Reopening {
+    #[default]
+    No,
+    Asked(FileIdentity),
+    Done(Result<(), ReadError>),
 }
 
 #[derive(Default)]
 struct Totals {
     done: TransferTotals,
+    retries: ReadRetries,
     /// Since when requests have been in flight without a gap.
     busy_since: Option<Instant>,
 }
@@ -111,6 +178,10 @@ impl Shared {
             busy: totals.done.busy + running,
         }
     }
+
+    pub(super) fn retries(&self) -> ReadRetries {
+        self.lock_totals().retries
+    }
 }
 
 pub(super) struct IoThread {
@@ -127,6 +198,14 @@ pub(super) struct IoThread {
     unissued: VecDeque<u64>,
     slots: Vec<Option<Request>>,
     free: Vec<u32>,
+    /// Requests that are tried again later, in no order. They hold no slot, and count as in flight for their tickets.
+    delayed: Vec<Delayed>,
+}
+
+struct Delayed {
+    due: Instant,
+    request: Request,
+    buffer: Buffer,
 }
 
 struct Ticket {
@@ -151,7 +230,10 @@ struct Request {
     arrival: u64,
     file_offset: u64,
     needed: usize,
+    /// Tries without progress that say nothing of the drive.
     retries: u32,
+    /// Tries that the drive failed.
+    failures: u32,
 }
 
 impl IoThread {
@@ -174,6 +256,7 @@ impl IoThread {
             unissued: VecDeque::new(),
             slots: (0..limits.in_flight_max).map(|_| None).collect(),
             free: (0..limits.in_flight_max).rev().collect(),
+            delayed: Vec::new(),
         }
     }
 
@@ -183,15 +266,17 @@ impl IoThread {
         let mut ended = Vec::new();
         loop {
             let stop = self.take_tickets();
+            self.try_again();
             self.issue();
             self.note_busy();
             if self.tickets.is_empty() {
+                self.reopen();
                 let state = self.shared.lock();
                 if stop && state.queue.is_empty() {
                     return;
                 }
             }
-            self.reader.wait(&mut ended);
+            self.reader.wait(self.until_next_try(), &mut ended);
             for done in ended.drain(..) {
                 self.complete(done);
             }
@@ -257,6 +342,59 @@ impl IoThread {
         }
     }
 
+    /// Opens the file again where that was asked for. Nothing is in flight.
+    fn reopen(&mut self) {
+        let state = self.shared.lock();
+        let Reopening::Asked(expected) = &state.reopening else {
+            return;
+        };
+        let expected = expected.clone();
+        drop(state);
+        let result = self.reader.reopen(&expected);
+        let result = result.map_err(|source| ReadError::Reopen {
+            file: expected.path,
+            source,
+        });
+        self.shared.lock().reopening = Reopening::Done(result);
+        self.shared.changed.notify_all();
+    }
+
+    /// Submits the delayed requests that are due, while there are slots, and gives up those of tickets that have failed.
+    fn try_again(&mut self) {
+        if self.delayed.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        let mut index = 0;
+        while let Some(delayed) = self.delayed.get(index) {
+            let arrival = delayed.request.arrival;
+            let Some(ticket) = self.tickets.get_mut(&arrival) else {
+                unreachable!("ticket {arrival} is kept while a request of it is delayed");
+            };
+            if ticket.error.is_some() {
+                self.delayed.swap_remove(index);
+                ticket.in_flight -= 1;
+                self.report_if_over(arrival);
+            } else if delayed.due <= now
+                && let Some(slot) = self.free.pop()
+            {
+                let delayed = self.delayed.swap_remove(index);
+                self.submit(slot, delayed.request, delayed.buffer);
+            } else {
+                index += 1;
+            }
+        }
+    }
+
+    /// How long a completion may be waited for: `None`: for ever, nothing could be submitted before one.
+    fn until_next_try(&self) -> Option<Duration> {
+        if self.free.is_empty() {
+            return None;
+        }
+        let due = self.delayed.iter().map(|delayed| delayed.due).min()?;
+        Some(due.saturating_duration_since(Instant::now()))
+    }
+
     fn submit(&mut self, slot: u32, request: Request, buffer: Buffer) {
         let read = BlockRead {
             slot,
@@ -293,6 +431,7 @@ impl IoThread {
                 let whole = bytes - bytes % self.limits.block_bytes as usize;
                 let offset = request.file_offset + bytes as u64;
                 arrived(whole);
+                self.shared.lock_totals().retries.short_reads += 1;
                 buffer.advance(whole);
                 request.file_offset += whole as u64;
                 request.needed -= whole;
@@ -309,17 +448,26 @@ impl IoThread {
                 })
             }
             Err(source) => {
-                request.retries += 1;
-                let passes = matches!(
-                    source.kind(),
-                    io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
-                );
-                if passes && ticket.error.is_none() && request.retries <= RETRIES_MAX {
-                    if source.kind() == io::ErrorKind::WouldBlock {
-                        let pause = RETRY_PAUSE * (1 << (request.retries - 1));
-                        std::thread::sleep(pause.min(RETRY_PAUSE_MAX));
+                let pause = request.pause_after(&source);
+                if let Some(pause) = pause.filter(|_| ticket.error.is_none()) {
+                    if pause.is_zero() {
+                        return self.submit(slot, request, buffer);
                     }
-                    return self.submit(slot, request, buffer);
+                    tracing::debug!(
+                        %source,
+                        offset = request.file_offset,
+                        ?pause,
+                        "a read failed and is tried again"
+                    );
+                    self.shared.lock_totals().retries.errors += 1;
+                    self.free.push(slot);
+                    let due = Instant::now() + pause;
+                    self.delayed.push(Delayed {
+                        due,
+                        request,
+                        buffer,
+                    });
+                    return;
                 }
                 Some(ReadError::Io {
                     file: self.reader.file().path.clone(),
@@ -376,6 +524,30 @@ impl IoThread {
     }
 }
 
+impl Request {
+    /// After an error: how long to wait before the request is tried again, or `None`: it has failed.
+    fn pause_after(&mut self, error: &io::Error) -> Option<Duration> {
+        let shortage = [libc::EAGAIN, libc::ENOMEM, libc::ENOBUFS].map(Some);
+        if error.kind() == io::ErrorKind::Interrupted {
+            self.retries += 1;
+            (self.retries <= RETRIES_MAX).then_some(Duration::ZERO)
+        } else if shortage.contains(&error.raw_os_error()) {
+            self.retries += 1;
+            let pause = SHORTAGE_PAUSE * (1 << (self.retries - 1).min(RETRIES_MAX));
+            (self.retries <= RETRIES_MAX).then(|| pause.min(SHORTAGE_PAUSE_MAX))
+        } else if error
+            .raw_os_error()
+            .is_some_and(|code| LASTING.contains(&code))
+        {
+            None
+        } else {
+            self.failures += 1;
+            (self.failures <= ERROR_RETRIES_MAX)
+                .then(|| ERROR_PAUSE * ERROR_PAUSE_GROWTH.pow(self.failures - 1))
+        }
+    }
+}
+
 /// Cuts the first request off a run: no longer than a request may be, and not across a border of registered memory.
 fn cut_request(run: &mut Run, arrival: u64, limits: &Limits) -> (Request, Span) {
     let to_border = limits.border_bytes - run.span.offset % limits.border_bytes;
@@ -385,6 +557,7 @@ fn cut_request(run: &mut Run, arrival: u64, limits: &Limits) -> (Request, Span) 
         file_offset: run.file_offset,
         needed: run.needed.min(bytes),
         retries: 0,
+        failures: 0,
     };
     let span = run.span.part(0, bytes);
     run.span = run.span.part(bytes, run.span.bytes - bytes);
@@ -394,397 +567,4 @@ fn cut_request(run: &mut Run, arrival: u64, limits: &Limits) -> (Request, Span) 
 }
 
 #[cfg(test)]
-#[expect(unsafe_code, reason = "looks at spans whose ticket has been reported")]
-mod tests {
-    use super::super::faulty::{FaultControl, Faults, FaultyReader};
-    use super::super::reader::Reader;
-    use super::*;
-    use rand::{RngExt, SeedableRng};
-    use rand_chacha::ChaCha8Rng;
-    use std::sync::mpsc;
-
-    const REGIONS: usize = 6;
-    const REGION_BYTES: usize = 256 << 10;
-
-    struct Fixture {
-        reader: Reader,
-        done: mpsc::Receiver<ReadDone>,
-        control: FaultControl,
-        arena: Arc<Arena>,
-        content: Vec<u8>,
-    }
-
-    fn content(bytes: usize, seed: u64) -> Vec<u8> {
-        let mut random = ChaCha8Rng::seed_from_u64(seed);
-        (0..bytes).map(|_| random.random()).collect()
-    }
-
-    fn fixture(bytes: usize, seed: u64, faults: Faults) -> Fixture {
-        let content = content(bytes, seed);
-        let arena = Arc::new(Arena::new("host", REGIONS * REGION_BYTES).unwrap());
-        let faulty = FaultyReader::new(content.clone(), seed, faults);
-        let control = faulty.control();
-        let (sender, done) = mpsc::channel();
-        let reader = Reader::with_block_reader(
-            Box::new(faulty),
-            Arc::clone(&arena),
-            Box::new(move |report| drop(sender.send(report))),
-        )
-        .unwrap();
-        Fixture {
-            reader,
-            done,
-            control,
-            arena,
-            content,
-        }
-    }
-
-    fn piece(file_offset: usize, offset: usize, bytes: usize) -> ReadPiece {
-        ReadPiece {
-            file_offset: file_offset as u64,
-            span: Span { offset, bytes },
-        }
-    }
-
-    impl Fixture {
-        /// Whether every byte that the file has of the pieces is in place.
-        fn holds(&self, pieces: &[ReadPiece]) -> bool {
-            pieces.iter().all(|piece| {
-                let start = (piece.file_offset as usize).min(self.content.len());
-                let end = (piece.file_offset as usize + piece.span.bytes).min(self.content.len());
-                // SAFETY: called for pieces whose ticket has been reported.
-                let bytes = unsafe { self.arena.bytes(piece.span) };
-                bytes[..end - start] == self.content[start..end]
-            })
-        }
-
-        fn read(&self, ticket: u64, pieces: &[ReadPiece]) -> Result<u64, ReadError> {
-            self.reader.read(ticket, pieces.to_vec());
-            let report = self.done.recv().unwrap();
-            assert_eq!(report.ticket, ticket);
-            report.result
-        }
-    }
-
-    /// Pieces of random length at random places of the file, some of them past its end, in one region of the arena.
-    fn random_pieces(random: &mut ChaCha8Rng, file_bytes: usize, region: usize) -> Vec<ReadPiece> {
-        let mut pieces = Vec::new();
-        let mut used = 512 * random.random_range(0..8);
-        while pieces.len() < 4 {
-            let bytes = 512 * random.random_range(0..160);
-            if used + bytes > REGION_BYTES {
-                break;
-            }
-            let file_offset = 512 * random.random_range(0..file_bytes / 512 + 3);
-            pieces.push(piece(file_offset, region * REGION_BYTES + used, bytes));
-            used += bytes;
-        }
-        pieces
-    }
-
-    /// Thousands of tickets, `REGIONS` at a time, under the given faults: each must end once, and well or with an error.
-    fn stress(seed: u64, tickets: u64, faults: Faults) -> (u64, u64) {
-        let fixture = fixture(777_777, seed, faults);
-        let mut random = ChaCha8Rng::seed_from_u64(seed);
-        let mut running: HashMap<u64, (usize, Vec<ReadPiece>)> = HashMap::new();
-        let mut regions: Vec<usize> = (0..REGIONS).collect();
-        let (mut given, mut good, mut bad) = (0, 0, 0);
-        while good + bad < tickets {
-            while let Some(region) = regions.pop_if(|_| given < tickets) {
-                let pieces = random_pieces(&mut random, fixture.content.len(), region);
-                fixture.reader.read(given, pieces.clone());
-                running.insert(given, (region, pieces));
-                given += 1;
-            }
-            let report = fixture.done.recv().unwrap();
-            let (region, pieces) = running.remove(&report.ticket).unwrap();
-            match report.result {
-                Ok(bytes) => {
-                    assert!(fixture.holds(&pieces), "ticket {}", report.ticket);
-                    let expected: u64 = pieces
-                        .iter()
-                        .map(|piece| {
-                            let left = 777_777u64.saturating_sub(piece.file_offset);
-                            left.min(piece.span.bytes as u64)
-                        })
-                        .sum();
-                    assert_eq!(bytes, expected, "ticket {}", report.ticket);
-                    good += 1;
-                }
-                Err(ReadError::Io { .. } | ReadError::Truncated { .. }) => bad += 1,
-                Err(error) => panic!("{error}"),
-            }
-            // Whatever stays in the region must not pass for the next ticket's bytes.
-            // SAFETY: the region's ticket has been reported.
-            unsafe {
-                fixture.arena.fill(
-                    Span {
-                        offset: region * REGION_BYTES,
-                        bytes: REGION_BYTES,
-                    },
-                    0xFF,
-                );
-            }
-            regions.push(region);
-        }
-        fixture.reader.drain();
-        assert!(fixture.done.try_recv().is_err());
-        (good, bad)
-    }
-
-    #[test]
-    fn without_faults_thousands_of_tickets_are_all_right() {
-        assert_eq!(stress(1, 3000, Faults::default()), (3000, 0));
-    }
-
-    #[test]
-    fn short_reads_interruptions_and_reordering_lose_nothing() {
-        let faults = Faults {
-            short_reads: 0.4,
-            interruptions: 0.2,
-            reorder: true,
-            ..Faults::default()
-        };
-        assert_eq!(stress(2, 3000, faults), (3000, 0));
-    }
-
-    #[test]
-    fn with_errors_a_ticket_is_right_or_fails() {
-        let faults = Faults {
-            short_reads: 0.3,
-            interruptions: 0.1,
-            errors: 0.03,
-            broken: vec![300_000],
-            reorder: true,
-            ..Faults::default()
-        };
-        let (good, bad) = stress(3, 3000, faults);
-        assert!(good > 500 && bad > 500, "{good} good, {bad} bad");
-    }
-
-    #[test]
-    fn an_error_names_the_place_and_the_next_try_succeeds() {
-        let faults = Faults {
-            broken_once: vec![70_000],
-            ..Faults::default()
-        };
-        let fixture = fixture(200_000, 4, faults);
-        let pieces = [piece(0, 0, 131_072), piece(131_072, 131_072, 69_120)];
-        match fixture.read(1, &pieces) {
-            Err(error @ ReadError::Io { offset: 65_536, .. }) => {
-                assert!(
-                    error.to_string().contains("faulty.gguf at byte 65536"),
-                    "{error}"
-                );
-            }
-            other => panic!("{other:?}"),
-        }
-        assert_eq!(fixture.read(2, &pieces).unwrap(), 200_000);
-        assert!(fixture.holds(&pieces));
-    }
-
-    #[test]
-    fn a_failed_ticket_is_reported_only_when_nothing_of_it_is_in_flight() {
-        let faults = Faults {
-            broken: vec![0],
-            held: true,
-            ..Faults::default()
-        };
-        let fixture = fixture(500_000, 5, faults);
-        // More requests than slots: what has not been issued when the first fails is dropped.
-        fixture.reader.read(1, vec![piece(0, 0, 20 * 16_384)]);
-        fixture.control.wait_for_submitted(8);
-        fixture.control.change(|faults| faults.held = false);
-        let report = fixture.done.recv().unwrap();
-        assert!(matches!(
-            report.result,
-            Err(ReadError::Io { offset: 0, .. })
-        ));
-        let (submitted, completed) = (fixture.control.submitted(), fixture.control.completed());
-        assert_eq!(submitted, completed);
-        assert!(submitted < 20, "{submitted} of 20 requests were issued");
-    }
-
-    #[test]
-    fn a_failure_leaves_other_tickets_alone() {
-        let faults = Faults {
-            broken: vec![0],
-            reorder: true,
-            ..Faults::default()
-        };
-        let fixture = fixture(500_000, 6, faults);
-        let good = [piece(65_536, 65_536, 65_536)];
-        fixture.reader.read(1, vec![piece(0, 0, 65_536)]);
-        fixture.reader.read(2, good.to_vec());
-        fixture.reader.drain();
-        let mut reports: Vec<_> = fixture.done.try_iter().collect();
-        reports.sort_by_key(|report| report.ticket);
-        assert!(reports[0].result.is_err());
-        assert!(reports[1].result.is_ok() && fixture.holds(&good));
-    }
-
-    #[test]
-    fn a_file_that_shrank_is_named_with_what_it_had() {
-        for shrunk_to in [0, 512, 100_000, 100_352, 199_999] {
-            let faults = Faults {
-                shrunk_to: Some(shrunk_to),
-                ..Faults::default()
-            };
-            let fixture = fixture(200_000, 7, faults);
-            match fixture.read(1, &[piece(0, 0, 200_192)]) {
-                Err(error @ ReadError::Truncated { offset, .. }) => {
-                    // Requests past the new end fail as well; the first failure to arrive is told.
-                    assert!(offset >= shrunk_to, "{error}");
-                    let text = error.to_string();
-                    assert!(text.contains("200000") && text.contains("shrank"), "{text}");
-                }
-                other => panic!("{other:?}"),
-            }
-        }
-    }
-
-    #[test]
-    fn reads_past_the_end_and_tickets_without_pieces_are_complete_at_once() {
-        let fixture = fixture(1000, 8, Faults::default());
-        assert_eq!(fixture.read(1, &[]).unwrap(), 0);
-        assert_eq!(fixture.read(2, &[piece(1024, 0, 4096)]).unwrap(), 0);
-        assert_eq!(fixture.read(3, &[piece(512, 0, 8192)]).unwrap(), 488);
-        assert!(fixture.holds(&[piece(512, 0, 8192)]));
-        assert_eq!(fixture.control.submitted(), 1);
-    }
-
-    #[test]
-    fn flipped_bits_are_not_noticed_here() {
-        let faults = Faults {
-            flipped_bits: 1.0,
-            ..Faults::default()
-        };
-        let fixture = fixture(16_384, 9, faults);
-        let pieces = [piece(0, 0, 16_384)];
-        assert_eq!(fixture.read(1, &pieces).unwrap(), 16_384);
-        assert!(!fixture.holds(&pieces));
-    }
-
-    #[test]
-    fn an_interruption_without_end_becomes_an_error() {
-        let faults = Faults {
-            interruptions: 1.0,
-            ..Faults::default()
-        };
-        let fixture = fixture(4096, 10, faults);
-        assert!(matches!(
-            fixture.read(1, &[piece(0, 0, 4096)]),
-            Err(ReadError::Io { .. })
-        ));
-    }
-
-    #[test]
-    fn drain_and_drop_wait_for_what_is_in_flight() {
-        let faults = Faults {
-            held: true,
-            ..Faults::default()
-        };
-        let fixture = fixture(500_000, 11, faults);
-        for ticket in 0..5 {
-            let offset = ticket * 65_536;
-            fixture
-                .reader
-                .read(ticket as u64, vec![piece(offset, offset, 65_536)]);
-        }
-        fixture.control.wait_for_submitted(8);
-        let control = fixture.control.clone();
-        std::thread::scope(|scope| {
-            let drained = scope.spawn(|| {
-                fixture.reader.drain();
-                fixture.control.completed()
-            });
-            assert_eq!(control.completed(), 0);
-            control.change(|faults| faults.held = false);
-            assert_eq!(drained.join().unwrap(), 20);
-        });
-        assert_eq!(fixture.done.try_iter().count(), 5);
-        fixture.reader.read(9, vec![piece(0, 0, 131_072)]);
-        let Fixture { reader, done, .. } = fixture;
-        drop(reader);
-        assert_eq!(
-            done.iter().map(|report| report.ticket).collect::<Vec<_>>(),
-            [9]
-        );
-    }
-
-    #[test]
-    fn a_report_may_give_the_next_ticket() {
-        let content = content(100_000, 12);
-        let arena = Arc::new(Arena::new("host", REGION_BYTES).unwrap());
-        let handle: Arc<std::sync::OnceLock<Reader>> = Arc::default();
-        let (sender, done) = mpsc::channel();
-        let for_report = Arc::clone(&handle);
-        let reader = Reader::with_block_reader(
-            Box::new(FaultyReader::new(content, 12, Faults::default())),
-            arena,
-            Box::new(move |report| {
-                if report.ticket < 3000 {
-                    let reader = for_report.wait();
-                    reader.read(report.ticket + 1, vec![piece(0, 0, 512)]);
-                }
-                sender.send(report.ticket).unwrap();
-            }),
-        )
-        .unwrap();
-        assert!(handle.set(reader).is_ok());
-        let reader = handle.wait();
-        reader.read(0, vec![piece(0, 0, 512)]);
-        reader.drain();
-        assert_eq!(
-            done.try_iter().collect::<Vec<_>>(),
-            (0..=3000).collect::<Vec<_>>()
-        );
-        assert_eq!(reader.totals().bytes, 3001 * 512);
-    }
-
-    #[test]
-    fn more_tickets_than_the_queue_holds_wait_and_all_end() {
-        let fixture = fixture(100_000, 13, Faults::default());
-        for ticket in 0..5000 {
-            let offset = 512 * (ticket as usize % 64);
-            fixture
-                .reader
-                .read(ticket, vec![piece(offset, offset, 512)]);
-        }
-        fixture.reader.drain();
-        let mut tickets: Vec<_> = fixture
-            .done
-            .try_iter()
-            .map(|report| report.ticket)
-            .collect();
-        tickets.sort_unstable();
-        assert_eq!(tickets, (0..5000).collect::<Vec<_>>());
-    }
-
-    #[test]
-    fn busy_time_counts_while_something_is_in_flight() {
-        let read_time = Duration::from_millis(2);
-        let fixture = fixture(
-            65_536,
-            14,
-            Faults {
-                read_time,
-                ..Faults::default()
-            },
-        );
-        assert_eq!(fixture.reader.totals(), TransferTotals::default());
-        fixture.read(1, &[piece(0, 0, 65_536)]).unwrap();
-        let totals = fixture.reader.totals();
-        assert_eq!(totals.bytes, 65_536);
-        assert!(totals.busy >= 4 * read_time, "{totals:?}");
-    }
-
-    #[test]
-    #[should_panic(expected = "is aligned to 512 bytes")]
-    fn an_unaligned_piece_is_refused() {
-        fixture(4096, 15, Faults::default())
-            .reader
-            .read(1, vec![piece(100, 0, 512)]);
-    }
-}
+mod tests;

@@ -20,13 +20,18 @@ use std::time::Duration;
 use ::io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::arena::{Arena, Span, memory_lock_limit};
-use super::block_reader::{BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker};
+use super::block_reader::{
+    BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker, open_expected,
+};
 
 /// The completion of the eventfd's poll; slots are small numbers.
 const WAKE: u64 = u64::MAX;
 
 /// Between two tries of a submission that the kernel has no memory for.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
+
+/// Between two looks for completions on kernels that cannot wait for a given time (before 5.11), while there is one.
+const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) struct IoUringReader {
     ring: IoUring,
@@ -36,6 +41,8 @@ pub(super) struct IoUringReader {
     /// Whether what was read through the page cache is dropped from it: the file refuses direct reads.
     buffered: bool,
     registered: bool,
+    /// Whether the kernel can end a wait after a given time.
+    waits_for_a_time: bool,
     wake: Arc<File>,
     /// Whether the poll of `wake` is in the ring.
     wake_armed: bool,
@@ -65,6 +72,7 @@ impl IoUringReader {
             }
         }
         Ok(IoUringReader {
+            waits_for_a_time: ring.params().is_feature_ext_arg(),
             ring,
             file,
             identity,
@@ -176,11 +184,25 @@ impl IoUringReader {
         woken
     }
 
-    /// Submits what is queued and sleeps until something has completed.
-    fn enter(&mut self) -> io::Result<()> {
-        match self.ring.submit_and_wait(1) {
+    /// Submits what is queued and sleeps until something has completed, or the time has passed, or for a while.
+    fn enter(&mut self, timeout: Option<Duration>) -> io::Result<()> {
+        let entered = match timeout {
+            None => self.ring.submit_and_wait(1),
+            Some(timeout) if self.waits_for_a_time => {
+                let time = types::Timespec::from(timeout);
+                let arguments = types::SubmitArgs::new().timespec(&time);
+                self.ring.submitter().submit_with_args(1, &arguments)
+            }
+            Some(timeout) => {
+                let submitted = self.ring.submit();
+                std::thread::sleep(timeout.min(LOOK_PAUSE));
+                submitted
+            }
+        };
+        match entered {
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+            Err(error) if error.raw_os_error() == Some(libc::ETIME) => Ok(()),
             // The kernel lacks memory for a request, or wants completions taken first. Both pass.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::EBUSY)) => {
                 std::thread::sleep(RETRY_PAUSE);
@@ -227,20 +249,37 @@ impl BlockReader for IoUringReader {
         self.reads[slot] = Some(read);
     }
 
-    fn wait(&mut self, ended: &mut Vec<BlockReadDone>) {
+    fn wait(&mut self, timeout: Option<Duration>, ended: &mut Vec<BlockReadDone>) {
         let before = ended.len();
         if !self.wake_armed {
             self.arm_wake();
         }
         loop {
-            if let Err(error) = self.enter() {
+            if let Err(error) = self.enter(timeout) {
                 panic!("io_uring_enter fails: {error}");
             }
             let woken = self.reap(ended);
-            if woken || ended.len() > before {
+            // With a time, one look is enough: the caller comes back for what is left of it.
+            if woken || ended.len() > before || timeout.is_some() {
                 break;
             }
         }
+    }
+
+    fn reopen(&mut self, expected: &FileIdentity) -> io::Result<()> {
+        let file = open_expected(expected, !self.buffered)?;
+        if self.registered {
+            let updated = self
+                .ring
+                .submitter()
+                .register_files_update(0, &[file.as_raw_fd()])?;
+            if updated != 1 {
+                return Err(io::Error::other("the ring did not take the file"));
+            }
+        }
+        self.file = file;
+        self.identity = expected.clone();
+        Ok(())
     }
 }
 
@@ -249,7 +288,7 @@ impl Drop for IoUringReader {
         // The kernel writes into buffers until their completions: none may be released before.
         let mut ended = Vec::new();
         while self.reads.iter().any(Option::is_some) {
-            if self.enter().is_err() {
+            if self.enter(None).is_err() {
                 // No way to learn when the kernel is done: the arena must stay mapped for the rest of the process.
                 self.reads.drain(..).for_each(std::mem::forget);
                 break;

@@ -36,7 +36,7 @@ mod stream;
 pub use arena::{Arena, MemoryError, SPAN_ALIGNMENT, Span};
 pub use block_reader::{
     BlockRead, BlockReadDone, BlockReader, Buffer, FileIdentity, Limits, MAX_BLOCK_BYTES, Waker,
-    logical_block_bytes,
+    logical_block_bytes, open_expected,
 };
 pub use crossing::Crossing;
 pub use cuda::{CudaDevice, CudaError, DEVICE_RESERVE_BYTES, in_words};
@@ -70,9 +70,18 @@ impl TransferTotals {
     }
 }
 
-/// Ends the process when a thread of this module unwinds. Such a thread owes its callers completions that nobody else
+/// Requests that were given to the drive again, since the file was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReadRetries {
+    /// After an error that may pass.
+    pub errors: u64,
+    /// For the rest of a read that came back short.
+    pub short_reads: u64,
+}
+
+/// Ends the process when a thread that brings weights unwinds. Such a thread owes its callers completions that nobody else
 /// can give: without it every later step would wait for ever, so an end with the panic's message is the better one.
-struct AbortOnPanic;
+pub struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
     fn drop(&mut self) {

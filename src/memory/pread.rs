@@ -14,11 +14,14 @@ use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use super::AbortOnPanic;
-use super::block_reader::{BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker};
+use super::block_reader::{
+    BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker, open_expected,
+};
 use super::io_uring::forget_cached;
 
 /// Requests under way at once. Disks reach their rate with four to eight requests of a megabyte, and on the buffered
@@ -33,7 +36,8 @@ pub(super) struct PreadReader {
 }
 
 struct Shared {
-    file: File,
+    /// Written only while nothing is in flight.
+    file: RwLock<File>,
     buffered: bool,
     state: Mutex<State>,
     /// A request was queued, or the threads are to stop.
@@ -65,7 +69,7 @@ impl PreadReader {
         buffered: bool,
     ) -> io::Result<PreadReader> {
         let shared = Arc::new(Shared {
-            file,
+            file: RwLock::new(file),
             buffered,
             state: Mutex::new(State::default()),
             requested: Condvar::new(),
@@ -110,17 +114,37 @@ impl BlockReader for PreadReader {
         self.shared.requested.notify_one();
     }
 
-    fn wait(&mut self, ended: &mut Vec<BlockReadDone>) {
+    fn wait(&mut self, timeout: Option<Duration>, ended: &mut Vec<BlockReadDone>) {
+        let until = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = self.shared.lock();
         while state.ended.is_empty() && !state.woken {
-            state = self
-                .shared
-                .ended
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            let Some(until) = until else {
+                let waited = self.shared.ended.wait(state);
+                state = waited.unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let waited = self.shared.ended.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         state.woken = false;
         ended.append(&mut state.ended);
+    }
+
+    fn reopen(&mut self, expected: &FileIdentity) -> io::Result<()> {
+        let file = open_expected(expected, !self.shared.buffered)?;
+        let mut place = self
+            .shared
+            .file
+            .write()
+            .unwrap_or_else(PoisonError::into_inner);
+        *place = file;
+        drop(place);
+        self.identity = expected.clone();
+        Ok(())
     }
 }
 
@@ -155,10 +179,12 @@ fn serve(shared: &Shared) {
             }
         };
         drop(state);
-        let result = read_at(&shared.file, &read);
+        let file = shared.file.read().unwrap_or_else(PoisonError::into_inner);
+        let result = read_at(&file, &read);
         if shared.buffered {
-            forget_cached(&shared.file, read.file_offset, read.buffer.span().bytes);
+            forget_cached(&file, read.file_offset, read.buffer.span().bytes);
         }
+        drop(file);
         shared.lock().ended.push(BlockReadDone {
             slot: read.slot,
             buffer: read.buffer,

@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 
-use super::TransferTotals;
 use super::arena::Arena;
 use super::block_reader::{BlockReader, FileIdentity, Limits, Waker};
-use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Shared};
+use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Reopening, Shared};
 use super::ladder::{self, ReaderChoice, Requests, Rung};
+use super::{ReadRetries, TransferTotals};
 
 /// Tickets that may be outstanding before `read` waits for one to end. Callers keep one per ring entry and two more, so
 /// they never see this bound; it is here because every queue has one.
@@ -167,7 +167,31 @@ impl Reader {
         self.limits.block_bytes
     }
 
-    /// The file as it was when opened; compare with `FileIdentity::at` to see whether it was replaced.
+    /// Opens the file at the same path again, which must be `expected`, and waits until that is done. Nothing is read
+    /// meanwhile; after an error, reads go on from the file that was open.
+    ///
+    /// # Panics
+    /// When `expected` has another size than the file had: tickets are cut to it.
+    pub(super) fn reopen(&self, expected: FileIdentity) -> Result<(), ReadError> {
+        assert!(!self.on_io_thread(), "reopen is not called by on_done");
+        assert_eq!(expected.bytes, self.file.bytes, "{expected:?}");
+        self.shared.lock().reopening = Reopening::Asked(expected);
+        (self.waker)();
+        let mut state = self.shared.lock();
+        loop {
+            match std::mem::take(&mut state.reopening) {
+                Reopening::Done(result) => return result,
+                asked => state.reopening = asked,
+            }
+            state = self
+                .shared
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The file as it was when it was opened first; compare with `FileIdentity::at` to see whether it was replaced.
     pub(super) fn file_identity(&self) -> &FileIdentity {
         &self.file
     }
@@ -175,6 +199,10 @@ impl Reader {
     /// Bytes that arrived, and the time during which at least one request was in flight.
     pub(super) fn totals(&self) -> TransferTotals {
         self.shared.totals()
+    }
+
+    pub(super) fn retries(&self) -> ReadRetries {
+        self.shared.retries()
     }
 
     fn on_io_thread(&self) -> bool {
@@ -195,367 +223,4 @@ impl Drop for Reader {
 }
 
 #[cfg(test)]
-#[expect(
-    unsafe_code,
-    reason = "looks at spans whose ticket has been reported; forbids system calls to a thread"
-)]
-mod tests {
-    use super::super::arena::Span;
-    use super::super::block_reader::logical_block_bytes;
-    use super::super::ladder::open_with_limits;
-    use super::*;
-    use rand::{RngExt, SeedableRng};
-    use rand_chacha::ChaCha8Rng;
-    use std::fs::File;
-    use std::io;
-    use std::path::PathBuf;
-    use std::sync::mpsc;
-
-    const RUNGS: [Rung; 4] = [
-        Rung::IoUringRegistered,
-        Rung::IoUring,
-        Rung::PreadDirect,
-        Rung::PreadBuffered,
-    ];
-
-    /// The rung itself, or None where this machine does not have it, which is said.
-    fn at_rung(
-        rung: Rung,
-        path: &Path,
-        arena: &Arc<Arena>,
-        border_bytes: usize,
-    ) -> Option<Box<dyn BlockReader>> {
-        let limits = Limits {
-            block_bytes: logical_block_bytes(path),
-            in_flight_max: 16,
-            request_bytes_max: 128 << 10,
-            border_bytes,
-        };
-        match open_with_limits(path, arena, rung, limits) {
-            Ok(reader) => Some(reader),
-            Err(reason) => {
-                eprintln!("skipped {rung}: {reason}");
-                None
-            }
-        }
-    }
-
-    struct Model {
-        _directory: tempfile::TempDir,
-        path: PathBuf,
-        content: Vec<u8>,
-    }
-
-    fn model(bytes: usize) -> Model {
-        let mut random = ChaCha8Rng::seed_from_u64(bytes as u64);
-        let content: Vec<u8> = (0..bytes).map(|_| random.random()).collect();
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("model.gguf");
-        std::fs::write(&path, &content).unwrap();
-        Model {
-            _directory: directory,
-            path,
-            content,
-        }
-    }
-
-    fn collect() -> (Box<dyn Fn(ReadDone) + Send>, mpsc::Receiver<ReadDone>) {
-        let (sender, done) = mpsc::channel();
-        (Box::new(move |report| drop(sender.send(report))), done)
-    }
-
-    fn check(arena: &Arena, content: &[u8], piece: &ReadPiece) {
-        let start = (piece.file_offset as usize).min(content.len());
-        let end = (start + piece.span.bytes).min(content.len());
-        // SAFETY: called for pieces whose ticket has been reported.
-        let bytes = unsafe { arena.bytes(piece.span) };
-        assert!(bytes[..end - start] == content[start..end], "{piece:?}");
-    }
-
-    #[test]
-    fn every_rung_reads_the_same_bytes_at_odd_places() {
-        // The last size ends inside a block; the third inside the first one.
-        for size in [1 << 20, 4096, 77, (3 << 20) + 12_345] {
-            let model = model(size);
-            for rung in RUNGS {
-                let arena = Arc::new(Arena::new("host", 8 << 20).unwrap());
-                // Borders inside almost every piece.
-                let Some(block_reader) = at_rung(rung, &model.path, &arena, 256 << 10) else {
-                    continue;
-                };
-                let (on_done, done) = collect();
-                let reader =
-                    Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done).unwrap();
-                let block = reader.block_bytes() as usize;
-                let mut random = ChaCha8Rng::seed_from_u64(size as u64);
-                let mut pieces = vec![ReadPiece {
-                    file_offset: 0,
-                    span: Span {
-                        offset: 0,
-                        bytes: size.next_multiple_of(block),
-                    },
-                }];
-                let mut used = pieces[0].span.bytes;
-                loop {
-                    let bytes = block * random.random_range(1..1000);
-                    if used + bytes > 8 << 20 {
-                        break;
-                    }
-                    pieces.push(ReadPiece {
-                        file_offset: (block * random.random_range(0..size.div_ceil(block))) as u64,
-                        span: Span {
-                            offset: used,
-                            bytes,
-                        },
-                    });
-                    used += bytes;
-                }
-                for (ticket, pieces) in pieces.chunks(2).enumerate() {
-                    reader.read(ticket as u64, pieces.to_vec());
-                }
-                reader.drain();
-                for report in done.try_iter() {
-                    report.result.unwrap();
-                }
-                for piece in &pieces {
-                    check(&arena, &model.content, piece);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn every_rung_tells_that_the_file_shrank_and_lives_on() {
-        for rung in RUNGS {
-            let model = model(2 << 20);
-            let arena = Arc::new(Arena::new("host", 2 << 20).unwrap());
-            let Some(block_reader) = at_rung(rung, &model.path, &arena, 1 << 30) else {
-                continue;
-            };
-            let (on_done, done) = collect();
-            let reader =
-                Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done).unwrap();
-            File::options()
-                .write(true)
-                .open(&model.path)
-                .unwrap()
-                .set_len(300_000)
-                .unwrap();
-            let piece = |bytes| ReadPiece {
-                file_offset: 0,
-                span: Span { offset: 0, bytes },
-            };
-            reader.read(1, vec![piece(2 << 20)]);
-            match done.recv().unwrap().result {
-                Err(error @ ReadError::Truncated { offset, .. }) => {
-                    assert!(offset >= 300_000, "{rung}: {error}");
-                    assert!(error.to_string().contains("model.gguf"), "{error}");
-                }
-                other => panic!("{rung}: {other:?}"),
-            }
-            reader.read(2, vec![piece(256 << 10)]);
-            done.recv().unwrap().result.unwrap();
-            check(&arena, &model.content, &piece(256 << 10));
-            assert_ne!(
-                reader.file_identity(),
-                &FileIdentity::at(&model.path).unwrap()
-            );
-        }
-    }
-
-    #[test]
-    fn every_rung_survives_thousands_of_random_tickets() {
-        const REGION: usize = 128 << 10;
-        let model = model(5_000_001);
-        for rung in RUNGS {
-            let arena = Arc::new(Arena::new("host", 8 * REGION).unwrap());
-            let Some(block_reader) = at_rung(rung, &model.path, &arena, 64 << 10) else {
-                continue;
-            };
-            let (on_done, done) = collect();
-            let reader =
-                Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done).unwrap();
-            let block = reader.block_bytes() as usize;
-            let mut random = ChaCha8Rng::seed_from_u64(3);
-            let mut in_region = [ReadPiece {
-                file_offset: 0,
-                span: Span::default(),
-            }; 8];
-            for number in 0..2000 {
-                let region = if number < 8 {
-                    number
-                } else {
-                    let report = done.recv().unwrap();
-                    report.result.unwrap();
-                    let region = report.ticket as usize;
-                    check(&arena, &model.content, &in_region[region]);
-                    region
-                };
-                let bytes = block * random.random_range(1..=REGION / block);
-                in_region[region] = ReadPiece {
-                    file_offset: (block * random.random_range(0..5_000_001 / block)) as u64,
-                    span: Span {
-                        offset: region * REGION,
-                        bytes,
-                    },
-                };
-                reader.read(region as u64, vec![in_region[region]]);
-            }
-            reader.drain();
-            for report in done.try_iter() {
-                report.result.unwrap();
-                check(&arena, &model.content, &in_region[report.ticket as usize]);
-            }
-        }
-    }
-
-    fn start(path: &Path, choice: ReaderChoice) -> Result<Reader, ReadError> {
-        let arena = Arc::new(Arena::new("host", 1 << 20).unwrap());
-        let (on_done, done) = collect();
-        let reader = Reader::start(path, arena, choice, on_done)?;
-        reader.read(
-            1,
-            vec![ReadPiece {
-                file_offset: 0,
-                span: Span {
-                    offset: 0,
-                    bytes: 64 << 10,
-                },
-            }],
-        );
-        assert_eq!(done.recv().unwrap().result.unwrap(), 64 << 10);
-        Ok(reader)
-    }
-
-    #[test]
-    fn pread_by_name_is_never_io_uring() {
-        let model = model(64 << 10);
-        let reader = start(&model.path, ReaderChoice::Pread).unwrap();
-        assert!(matches!(
-            reader.rung(),
-            Rung::PreadDirect | Rung::PreadBuffered
-        ));
-        assert!(reader.rung_reason().contains("pread was asked for"));
-    }
-
-    #[test]
-    fn a_file_that_is_none_is_an_error_with_its_name() {
-        for path in ["/none/model.gguf", "/"] {
-            let Err(error) = start(Path::new(path), ReaderChoice::Auto) else {
-                panic!("{path} opens");
-            };
-            assert!(error.to_string().contains(path), "{error}");
-        }
-    }
-
-    /// On file systems of both kinds, where the machine has them: each gives a rung, and a reason for it.
-    #[test]
-    fn memory_file_systems_are_read_too() {
-        let Ok(directory) = tempfile::tempdir_in("/dev/shm") else {
-            eprintln!("skipped: no /dev/shm");
-            return;
-        };
-        let path = directory.path().join("model.gguf");
-        std::fs::write(&path, vec![3; 64 << 10]).unwrap();
-        for choice in [ReaderChoice::Auto, ReaderChoice::Pread] {
-            let reader = start(&path, choice).unwrap();
-            assert!(!reader.rung_reason().is_empty());
-        }
-    }
-
-    /// Makes one system call fail for the calling thread and the threads that it starts; where `operation` is given,
-    /// only with that value as its second argument.
-    ///
-    /// False where the system does not let a process do that, which is said.
-    fn forbid(call: libc::c_long, operation: Option<u32>, code: i32) -> bool {
-        let statement = |code: u32, jump_false: u8, value: u32| libc::sock_filter {
-            code: code as u16,
-            jt: 0,
-            jf: jump_false,
-            k: value,
-        };
-        let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
-        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-        let give = libc::BPF_RET | libc::BPF_K;
-        // struct seccomp_data: the call's number at byte 0, the low half of its second argument at byte 24.
-        let mut filter = vec![statement(load, 0, 0)];
-        if let Some(operation) = operation {
-            filter.push(statement(equal, 3, call as u32));
-            filter.push(statement(load, 0, 24));
-            filter.push(statement(equal, 1, operation));
-        } else {
-            filter.push(statement(equal, 1, call as u32));
-        }
-        filter.push(statement(give, 0, libc::SECCOMP_RET_ERRNO | code as u32));
-        filter.push(statement(give, 0, libc::SECCOMP_RET_ALLOW));
-        let program = libc::sock_fprog {
-            len: filter.len() as u16,
-            filter: filter.as_mut_ptr(),
-        };
-        let mode = libc::SECCOMP_MODE_FILTER;
-        // SAFETY: the program points to `filter`, which outlives the call; the kernel copies it.
-        let forbidden = unsafe {
-            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                && libc::prctl(libc::PR_SET_SECCOMP, mode, &raw const program) == 0
-        };
-        if !forbidden {
-            eprintln!("skipped: {}", io::Error::last_os_error());
-        }
-        forbidden
-    }
-
-    #[test]
-    fn without_io_uring_auto_steps_down_and_its_name_is_an_error() {
-        let model = model(64 << 10);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                if !forbid(libc::SYS_io_uring_setup, None, libc::EPERM) {
-                    return;
-                }
-                let reader = start(&model.path, ReaderChoice::Auto).unwrap();
-                match reader.rung() {
-                    Rung::PreadDirect => assert!(
-                        reader.rung_reason().contains("io_uring is refused"),
-                        "{}",
-                        reader.rung_reason()
-                    ),
-                    Rung::PreadBuffered => assert!(
-                        reader.rung_reason().contains("direct reads are refused"),
-                        "{}",
-                        reader.rung_reason()
-                    ),
-                    other => panic!("{other}"),
-                }
-                let Err(error) = start(&model.path, ReaderChoice::IoUring) else {
-                    panic!("io_uring works where it is forbidden");
-                };
-                assert!(matches!(error, ReadError::IoUringRefused { .. }), "{error}");
-            });
-        });
-    }
-
-    #[test]
-    fn without_registration_io_uring_is_plain_and_says_why() {
-        let model = model(64 << 10);
-        let asked = start(&model.path, ReaderChoice::IoUring);
-        if let Err(error) = asked {
-            eprintln!("skipped: {error}");
-            return;
-        }
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                // IORING_REGISTER_BUFFERS
-                if !forbid(libc::SYS_io_uring_register, Some(0), libc::ENOMEM) {
-                    return;
-                }
-                let reader = start(&model.path, ReaderChoice::IoUring).unwrap();
-                assert_eq!(reader.rung(), Rung::IoUring);
-                assert!(
-                    reader.rung_reason().contains("ulimit -l"),
-                    "{}",
-                    reader.rung_reason()
-                );
-            });
-        });
-    }
-}
+mod tests;

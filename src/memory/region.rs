@@ -17,7 +17,7 @@ use super::io_thread::{ReadDone, ReadError, ReadPiece};
 use super::ladder::{ReaderChoice, Requests, Rung};
 use super::reader::Reader;
 use super::stream::{CopyStream, CopyTimes};
-use super::{FileIdentity, TransferTotals};
+use super::{FileIdentity, ReadRetries, TransferTotals};
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -273,8 +273,19 @@ impl RegionReader {
         self.reader.rung_reason()
     }
 
+    /// The file as it was when it was opened first.
     pub fn file_identity(&self) -> &FileIdentity {
         self.reader.file_identity()
+    }
+
+    /// Opens the file at the same path again, which must be `expected`, of the same size. Nothing may be in flight; after
+    /// an error, reads go on from the file that was open.
+    pub fn reopen(&self, expected: FileIdentity) -> Result<(), ReadError> {
+        self.reader.reopen(expected)
+    }
+
+    pub fn retries(&self) -> ReadRetries {
+        self.reader.retries()
     }
 
     pub fn totals(&self) -> TransferTotals {

@@ -1,20 +1,23 @@
 //! Brings the resident groups home, once, at start.
 
+use super::file_watch::FileWatch;
 use super::pipeline::{Lookahead, Pipeline};
 use super::rows::EmbeddingSlice;
-use super::shared::{FIRST_WIDTH, Links, Shared, pieces, streamed};
+use super::shared::{FIRST_WIDTH, Links, Shared, streamed};
 use super::spans::Spans;
-use super::{Counters, Home, Weights, group_name};
+use super::verify::{QUEUED_READS_MAX, ReadChecks, Verifier};
+use super::{Counters, Home, RETRY_REASONS, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
     Arena, BlockReader, CudaDevice, MappedFile, MemoryError, ReadError, ReaderChoice, Region,
-    RegionCopies, RegionReader,
+    RegionCopies, RegionRead, RegionReader,
 };
 use crate::metrics::Metrics;
 use crate::placement::{DeviceKind, Forecast, GroupId, GroupKind, Plan, Ring, Tier};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Weak};
 
 /// Host groups that are read at the same time while loading: enough to keep a drive busy, few enough to see progress.
@@ -83,7 +86,7 @@ fn lock_pages(host: &mut Arena, cuda: &Arc<CudaDevice>) {
 }
 
 /// How weights are moved; what they are is the plan's.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct WeightsSettings {
     pub reader: ReaderChoice,
     /// Bytes per second of the emulated link; `None`: as fast as memory copies.
@@ -91,6 +94,10 @@ pub struct WeightsSettings {
     pub lookahead: Lookahead,
     /// Fill ring entries with NaN patterns when they are released, so that a use after release shows.
     pub poison_released: bool,
+    /// The share of reads that is verified by the checksum of the first one, from 0 (none, and none is recorded) to 1.
+    pub verify_share: f64,
+    /// The directory that keeps checksums for later runs.
+    pub checksums: Option<PathBuf>,
 }
 
 /// The model file.
@@ -101,7 +108,7 @@ pub enum ModelFile<'a> {
 }
 
 /// How loading goes and who hears of it.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub struct Loading<'a> {
     pub settings: WeightsSettings,
     pub metrics: &'a Metrics,
@@ -143,11 +150,14 @@ impl Weights {
         arenas: Arenas,
         loading: &Loading<'_>,
     ) -> Result<Weights, LoadError> {
-        let Loading {
-            settings,
+        let &Loading {
+            ref settings,
             metrics,
             progress,
-        } = *loading;
+        } = loading;
+        for reason in RETRY_REASONS {
+            metrics.read_retries_total.with_label_values(&[reason]);
+        }
         let names: Vec<String> = (0..plan.groups.len())
             .map(|index| group_name(gguf, &plan, index))
             .collect();
@@ -173,7 +183,7 @@ impl Weights {
             0 => None,
             bytes => Some(Region::allocate_low(&arenas.host, bytes as usize)?),
         };
-        let mut mapped = None;
+        let (mut mapped, mut checks, mut watch) = (None, None, None);
         if let (true, ModelFile::At(path)) = (plan.mapped, &file) {
             let map = MappedFile::map(path)?;
             check_size(path, gguf, map.bytes().len() as u64)?;
@@ -181,9 +191,12 @@ impl Weights {
             shared.set_homes(vec![Home::Mapped; plan.groups.len()]);
         } else {
             assert!(!plan.mapped, "a plan for a mapped file needs its path");
-            let links = links(file, &arenas, settings, &shared)?;
+            let is_at_path = matches!(file, ModelFile::At(_));
+            let (links, read_checks) = links(file, &arenas, settings, &shared, metrics)?;
             let identity = links.reader.file_identity();
             check_size(&identity.path, gguf, identity.bytes)?;
+            checks = read_checks;
+            watch = is_at_path.then(|| RefCell::new(FileWatch::new(identity.clone())));
             shared.connect(links);
             match load_homes(&plan, &arenas, &shared, &names, progress) {
                 Ok(homes) => shared.set_homes(homes),
@@ -203,6 +216,8 @@ impl Weights {
             mapped,
             arenas,
             shared,
+            checks,
+            watch,
             embedding: embedding.clone(),
             embedding_slices,
             gather: RefCell::new(gather),
@@ -214,6 +229,9 @@ impl Weights {
             plan,
         };
         weights.shared.publish(&weights.metrics);
+        if let Some(checks) = &weights.checks {
+            checks.save(false);
+        }
         Ok(weights)
     }
 }
@@ -221,6 +239,9 @@ impl Weights {
 impl Drop for Weights {
     fn drop(&mut self) {
         self.shared.disconnect();
+        if let Some(checks) = &self.checks {
+            checks.save(false);
+        }
     }
 }
 
@@ -236,26 +257,45 @@ fn check_size(path: &Path, gguf: &Gguf, now: u64) -> Result<(), LoadError> {
     Ok(())
 }
 
+/// Starts the threads that move bytes, and the one that verifies them, with what they are held against.
 fn links(
     file: ModelFile<'_>,
     arenas: &Arenas,
-    settings: WeightsSettings,
+    settings: &WeightsSettings,
     shared: &Arc<Shared>,
-) -> Result<Links, LoadError> {
+    metrics: &Metrics,
+) -> Result<(Links, Option<Arc<ReadChecks>>), LoadError> {
     // The threads hold weak references: they live inside what they report to.
     let target = Arc::downgrade(shared);
-    let on_read = move |done| {
-        if let Some(shared) = Weak::upgrade(&target) {
-            shared.read_done(done);
-        }
-    };
     let host = Arc::clone(&arenas.host);
-    let on_read = Box::new(on_read);
+    let (to_verify, reads) = sync_channel(QUEUED_READS_MAX);
+    let verifies = settings.verify_share > 0.0;
+    let on_read: Box<dyn Fn(RegionRead) + Send> = if verifies {
+        // An error would mean that the verifier has ended, which it does after the I/O thread.
+        Box::new(move |done| drop(to_verify.send(done)))
+    } else {
+        Box::new(move |done| {
+            if let Some(shared) = Weak::upgrade(&target) {
+                shared.read_done(done);
+            }
+        })
+    };
     let reader = match file {
         ModelFile::At(path) => RegionReader::start(path, host, settings.reader, on_read),
         ModelFile::Through(reader) => RegionReader::with_block_reader(reader, host, on_read),
     }
     .map_err(LoadError::Reader)?;
+    let (mut checks, mut verifier) = (None, None);
+    if verifies {
+        let directory = settings.checksums.as_deref();
+        let file = reader.file_identity();
+        let against = ReadChecks::new(settings.verify_share, directory, file, metrics);
+        let against = Arc::new(against);
+        let started = Verifier::start(reads, shared, Arc::clone(&against));
+        let started = started.map_err(|source| ReadError::Thread { source });
+        verifier = Some(started.map_err(LoadError::Reader)?);
+        checks = Some(against);
+    }
     let stream = arenas.device.as_ref().map(|device| {
         let host = Arc::clone(&arenas.host);
         let target = Arc::downgrade(shared);
@@ -271,7 +311,12 @@ fn links(
             Box::new(on_copy),
         )
     });
-    Ok(Links { reader, stream })
+    let links = Links {
+        reader,
+        _verifier: verifier,
+        stream,
+    };
+    Ok((links, checks))
 }
 
 /// Allocates and loads every resident group. Groups for the device pass through the host ring, like the streamed ones.
@@ -328,7 +373,7 @@ fn load_homes(
         let group = &plan.groups[index];
         let bytes = group.entry_bytes as usize;
         let copy = Region::allocate_low(&arenas.host, bytes)?;
-        let done = shared.wait_read(shared.begin_read(copy, pieces(group)));
+        let done = shared.wait_read(shared.begin_group_read(copy, GroupId(index as u32)));
         done.result.map_err(|source| failed(index, source))?;
         homes[index] = if plan.device == DeviceKind::Cuda {
             // The model takes them from here to the device as f32.
@@ -359,7 +404,7 @@ fn load_homes(
         if let Some(&index) = waiting.peek()
             && let Some(region) = staging.pop()
         {
-            let ticket = shared.begin_read(region, pieces(&plan.groups[index]));
+            let ticket = shared.begin_group_read(region, GroupId(index as u32));
             reads.push_back((index, ticket));
             waiting.next();
         } else if let Some((index, ticket)) = reads.pop_front() {
@@ -388,9 +433,10 @@ fn load_homes(
         if reads.len() < LOADS_IN_FLIGHT
             && let Some(index) = waiting.next()
         {
-            let group = &plan.groups[index];
-            let home = Region::allocate_low(&arenas.host, group.entry_bytes as usize)?;
-            reads.push_back((index, shared.begin_read(home, pieces(group))));
+            let bytes = plan.groups[index].entry_bytes as usize;
+            let home = Region::allocate_low(&arenas.host, bytes)?;
+            let ticket = shared.begin_group_read(home, GroupId(index as u32));
+            reads.push_back((index, ticket));
         } else if let Some((index, ticket)) = reads.pop_front() {
             let done = shared.wait_read(ticket);
             done.result.map_err(|source| failed(index, source))?;

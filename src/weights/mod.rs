@@ -6,13 +6,20 @@
 //! machine in `pipeline` what can start next and start it, under one mutex that is never held across I/O. Memory is
 //! moved, not shared: a ring entry's `Region` is owned by the read that fills it, then by the copy that empties it,
 //! then by the lease that lends it, and comes back to the table in between.
+//!
+//! What comes from the file is verified before anyone uses it (`verify`), by the checksums of its first read, which
+//! outlive the process (`checksums`, `side_file`); `file_watch` asks whether the file is still the same.
 
+mod checksums;
+mod file_watch;
 mod lease;
 mod load;
 mod pipeline;
 mod rows;
 mod shared;
+mod side_file;
 mod spans;
+mod verify;
 
 pub use lease::{Lease, LeaseError, Pass};
 pub use load::{Arenas, LoadError, Loading, ModelFile, WeightsSettings};
@@ -24,6 +31,7 @@ use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFile, Region, Rung};
 use crate::metrics::Metrics;
 use crate::placement::{Executor, Forecast, Group, GroupId, GroupKind, Plan, Residence, Tier};
+use file_watch::FileWatch;
 use rows::EmbeddingSlice;
 use shared::Shared;
 use spans::Spans;
@@ -31,6 +39,7 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use verify::ReadChecks;
 
 /// Where a group's bytes are between uses, as far as a lease needs to know.
 #[derive(Clone, Debug)]
@@ -60,7 +69,23 @@ pub struct Traffic {
     /// Leases by home, in the order of `Tier`.
     pub leases: [u64; 3],
     pub stall_seconds: [f64; 3],
+    pub reads: ReadsSoFar,
 }
+
+/// How reads from the model file went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ReadsSoFar {
+    /// The share of later reads that is verified; 0 where none is, or the file is mapped.
+    pub verified_share: f64,
+    pub verified_groups: u64,
+    /// Embedding rows included.
+    pub verified_bytes: u64,
+    /// Tried again after an error, for the rest of a short read, and because the bytes differed.
+    pub retries: [u64; 3],
+}
+
+/// The values of the label `reason` of the retries, in the order of `ReadsSoFar::retries`.
+const RETRY_REASONS: [&str; 3] = ["error", "short", "checksum"];
 
 /// All weights of one model.
 pub struct Weights {
@@ -70,6 +95,10 @@ pub struct Weights {
     mapped: Option<MappedFile>,
     arenas: Arenas,
     shared: Arc<Shared>,
+    /// What reads are held against; `None` where they are not.
+    checks: Option<Arc<ReadChecks>>,
+    /// `None` where the file is mapped, or read in a way of the caller's.
+    watch: Option<RefCell<FileWatch>>,
     embedding: TensorInfo,
     embedding_slices: Vec<EmbeddingSlice>,
     /// Where embedding rows that rest on storage land; taken while a read owns it.
@@ -89,7 +118,18 @@ impl Weights {
     /// A handle on the traffic counters that outlives the engine thread's borrow.
     pub fn traffic(&self) -> impl Fn() -> Traffic + Send + Sync + 'static {
         let counters = Arc::clone(&self.counters);
+        let checks = self.checks.clone();
+        let metrics = self.metrics.clone();
         move || Traffic {
+            reads: ReadsSoFar {
+                verified_share: checks.as_ref().map_or(0.0, |checks| checks.share()),
+                verified_groups: checks.as_ref().map_or(0, |checks| checks.verified_groups()),
+                verified_bytes: metrics.reads_verified_bytes_total.get(),
+                retries: RETRY_REASONS.map(|reason| {
+                    let retries = &metrics.read_retries_total;
+                    retries.with_label_values(&[reason]).get()
+                }),
+            },
             steps: counters.steps.load(Ordering::Relaxed),
             leases: [0, 1, 2].map(|tier| counters.leases[tier].load(Ordering::Relaxed)),
             stall_seconds: [0, 1, 2]
@@ -106,6 +146,7 @@ impl Weights {
     /// abandons the step: reads in flight land before their memory is used again, and the next step starts afresh.
     pub fn pass<'w>(&'w self, width: usize, cancelled: &'w dyn Fn() -> bool) -> Pass<'w> {
         let width = u32::try_from(width).unwrap_or(u32::MAX);
+        self.look_at_file(cancelled);
         self.adjust_clock();
         if let Some(waited) = self.shared.resume(width) {
             // What was on its way came from storage, if anything does.
@@ -194,6 +235,9 @@ impl Weights {
     }
 
     fn read_error(&self, group: GroupId, source: crate::memory::ReadError) -> LeaseError {
+        if let Some(watch) = &self.watch {
+            watch.borrow_mut().read_failed = true;
+        }
         LeaseError::Read {
             group: self.names[group.0 as usize].clone(),
             source,
@@ -214,7 +258,14 @@ impl Weights {
         self.metrics
             .steps_predicted_seconds_total
             .inc_by(self.forecast.step_seconds(width, depth));
-        self.counters.steps.fetch_add(1, Ordering::Relaxed);
+        let steps = self.counters.steps.fetch_add(1, Ordering::Relaxed);
+        if let Some(watch) = &self.watch {
+            watch.borrow_mut().read_failed = false;
+        }
+        if let Some(checks) = &self.checks {
+            // The first step has seen every group that streams.
+            checks.save(steps > 0);
+        }
         self.shared.publish(&self.metrics);
     }
 }

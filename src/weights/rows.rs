@@ -2,11 +2,14 @@
 //! own, so that they need no ring entry; computation waits for them, which counts as a stall. Rows on a CUDA device stay
 //! there, and their addresses are gathered.
 
+use super::checksums::Stretch;
 use super::lease::LeaseError;
+use super::verify::CHECKSUM_RETRIES_MAX;
 use super::{Home, Weights};
-use crate::memory::{DeviceAddress, RegionPiece};
+use crate::memory::{DeviceAddress, ReadError, Region, RegionPiece};
 use crate::placement::{GroupId, Tier};
 use std::ops::Range;
+use std::time::Duration;
 
 /// Rows of the token embedding and the group that holds them.
 #[derive(Clone, Debug)]
@@ -109,7 +112,7 @@ impl Weights {
             unreachable!("the plan has no gather buffer, but rows rest on storage");
         };
         let offset_of = |id: u32| self.embedding.file_offset + u64::from(id) * row_bytes;
-        let pieces = runs
+        let pieces: Vec<RegionPiece> = runs
             .iter()
             .enumerate()
             .map(|(slot, run)| {
@@ -122,11 +125,26 @@ impl Weights {
                 }
             })
             .collect();
-        let (region, result, waited) = self.shared.read_now(region, pieces);
+        let row_in = |slot: usize, id: u32| {
+            let start = slot as u64 * slot_bytes + offset_of(id) % alignment;
+            start as usize..(start + row_bytes) as usize
+        };
+        // Each row is a stretch of its own: what a read brings depends on the prompt, a row does not.
+        let stretches: Vec<(Stretch, Range<usize>)> = runs
+            .iter()
+            .enumerate()
+            .map(|(slot, run)| {
+                let stretch = Stretch {
+                    offset: offset_of(run[0].0),
+                    bytes: row_bytes,
+                };
+                (stretch, row_in(slot, run[0].0))
+            })
+            .collect();
+        let (region, result, waited) = self.read_verified(region, &pieces, &stretches);
         if result.is_ok() {
-            for (slot, run) in runs.iter().enumerate() {
-                let start = slot as u64 * slot_bytes + offset_of(run[0].0) % alignment;
-                let row = &region.bytes()[start as usize..(start + row_bytes) as usize];
+            for (run, (_, place)) in runs.iter().zip(&stretches) {
+                let row = &region.bytes()[place.clone()];
                 for &(_, index) in run.iter() {
                     rows[index * row_bytes as usize..][..row_bytes as usize].copy_from_slice(row);
                 }
@@ -137,8 +155,39 @@ impl Weights {
         let group = self.embedding_slice(u64::from(runs[0][0].0)).group;
         let bytes = runs.len() as u64 * slot_bytes;
         self.trace().rows_read(group.0, bytes, waited);
-        result
-            .map(|_| ())
-            .map_err(|source| self.read_error(group, source))
+        result.map_err(|source| self.read_error(group, source))
+    }
+
+    /// Reads and verifies, again where the bytes differ from those of the first read. Says for how long.
+    fn read_verified(
+        &self,
+        mut region: Region,
+        pieces: &[RegionPiece],
+        stretches: &[(Stretch, Range<usize>)],
+    ) -> (Region, Result<(), ReadError>, Duration) {
+        let mut waited = Duration::ZERO;
+        let mut is_due = self.checks.as_ref().is_some_and(|checks| checks.is_due());
+        for tries in 1.. {
+            let (back, result, time) = self.shared.read_now(region, pieces);
+            region = back;
+            waited += time;
+            let (Ok(_), Some(checks)) = (&result, &self.checks) else {
+                return (region, result.map(|_| ()), waited);
+            };
+            let bytes = region.bytes();
+            let read = stretches
+                .iter()
+                .map(|(stretch, place)| (*stretch, &bytes[place.clone()]));
+            match checks.check(read, is_due) {
+                Ok(_) => return (region, Ok(()), waited),
+                Err(mismatch) if tries > CHECKSUM_RETRIES_MAX => {
+                    let error = checks.error(mismatch, tries);
+                    return (region, Err(error), waited);
+                }
+                Err(mismatch) => checks.count_retry(mismatch),
+            }
+            is_due = true;
+        }
+        unreachable!("tries end");
     }
 }

@@ -5,10 +5,11 @@
 //! that can be outstanding, so nobody blocks while holding it.
 
 use super::pipeline::{Action, Entry, Pipeline, Poll, StartCopy, Streamed};
+use super::verify::Verifier;
 use super::{Home, streams};
 use crate::memory::{
-    Event, Ordered, ReadError, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead,
-    RegionReader, Rung, TransferTotals,
+    Event, FileIdentity, Ordered, ReadError, ReadRetries, Region, RegionCopied, RegionCopies,
+    RegionPiece, RegionRead, RegionReader, Rung, TransferTotals, logical_block_bytes,
 };
 use crate::metrics::Metrics;
 use crate::placement::{Executor, Group, GroupId, Plan};
@@ -25,7 +26,10 @@ const DIRECT: u64 = 1 << 63;
 
 /// The ways that bytes move. Dropped by the owner of `Weights`, never by a callback: dropping joins the threads.
 pub(super) struct Links {
+    // Dropped first: then nothing more comes to the verifier.
     pub(super) reader: RegionReader,
+    /// Where reads are verified.
+    pub(super) _verifier: Option<Verifier>,
     /// Where there is a device.
     pub(super) stream: Option<RegionCopies>,
 }
@@ -59,11 +63,20 @@ struct State {
     reads_landed: HashMap<u64, RegionRead>,
     copies_landed: HashMap<u64, RegionCopied>,
     next_direct: u64,
+    /// Which groups direct reads bring; rows are in none.
+    direct_groups: HashMap<u64, GroupId>,
     links: Option<Links>,
-    /// The totals that the metrics already hold.
-    published: (TransferTotals, TransferTotals),
+    /// What the metrics already hold.
+    published: Published,
     trace: Trace,
     traced_reads: Reads,
+}
+
+#[derive(Default)]
+struct Published {
+    read: TransferTotals,
+    copied: TransferTotals,
+    retries: ReadRetries,
 }
 
 pub(super) struct Shared {
@@ -105,8 +118,9 @@ impl Shared {
                 reads_landed: HashMap::new(),
                 copies_landed: HashMap::new(),
                 next_direct: DIRECT,
+                direct_groups: HashMap::new(),
                 links: None,
-                published: Default::default(),
+                published: Published::default(),
                 trace: Trace::off(),
                 traced_reads: Reads::default(),
             }),
@@ -168,10 +182,55 @@ impl Shared {
         Some((reader.rung(), reader.rung_reason().to_owned()))
     }
 
-    /// On the I/O thread: a read ended.
+    pub(super) fn group(&self, group: GroupId) -> &Group {
+        &self.plan.groups[group.0 as usize]
+    }
+
+    /// On the verifier's thread: the I/O thread is done with a read, which is verified next. Says which group it brings.
+    pub(super) fn arrived(&self, done: &RegionRead) -> Option<GroupId> {
+        let mut state = self.lock();
+        if done.ticket >= DIRECT {
+            return state.direct_groups.get(&done.ticket).copied();
+        }
+        let group = state.pipeline.streamed(done.ticket).group;
+        let failed = done.result.is_err();
+        state.traced_reads.ended(done.ticket, group.0, failed);
+        Some(group)
+    }
+
+    /// Reads a group again under the same ticket; gives it back where nothing is read any more.
+    pub(super) fn read_again(&self, done: RegionRead, group: GroupId) -> Result<(), RegionRead> {
+        let mut state = self.lock();
+        if done.ticket < DIRECT {
+            state.traced_reads.given(done.ticket);
+        }
+        let Some(links) = &state.links else {
+            return Err(done);
+        };
+        let pieces = pieces(self.group(group));
+        links.reader.read(done.ticket, done.region, &pieces);
+        Ok(())
+    }
+
+    /// Reads go on from the file that is at the path now, which must be `expected`. Nothing is in flight.
+    pub(super) fn reopen(&self, expected: FileIdentity, alignment: u64) -> Result<(), ReadError> {
+        if u64::from(logical_block_bytes(&expected.path)) > alignment {
+            return Err(ReadError::Reopen {
+                file: expected.path,
+                source: std::io::Error::other(
+                    "it lies on a drive with larger blocks; restart the server",
+                ),
+            });
+        }
+        let state = self.lock();
+        state.links().reader.reopen(expected)
+    }
+
+    /// A read ended. On the I/O thread, or on the verifier's where reads are verified.
     pub(super) fn read_done(&self, done: RegionRead) {
         let mut state = self.lock();
         if done.ticket >= DIRECT {
+            state.direct_groups.remove(&done.ticket);
             state.reads_landed.insert(done.ticket, done);
         } else {
             let succeeded = done.result.is_ok();
@@ -335,7 +394,7 @@ impl Shared {
     pub(super) fn read_now(
         &self,
         region: Region,
-        pieces: Vec<RegionPiece>,
+        pieces: &[RegionPiece],
     ) -> (Region, Result<u64, ReadError>, Duration) {
         let began = Instant::now();
         let ticket = self.begin_read(region, pieces);
@@ -343,10 +402,20 @@ impl Shared {
         (done.region, done.result, began.elapsed())
     }
 
-    /// Starts a read that `wait_read` waits for.
-    pub(super) fn begin_read(&self, region: Region, pieces: Vec<RegionPiece>) -> u64 {
+    /// Starts a read that `wait_read` waits for, and that its caller verifies.
+    fn begin_read(&self, region: Region, pieces: &[RegionPiece]) -> u64 {
         let mut state = self.lock();
         let ticket = state.direct_ticket();
+        state.links().reader.read(ticket, region, pieces);
+        ticket
+    }
+
+    /// Starts the read of a group that `wait_read` waits for.
+    pub(super) fn begin_group_read(&self, region: Region, group: GroupId) -> u64 {
+        let mut state = self.lock();
+        let ticket = state.direct_ticket();
+        state.direct_groups.insert(ticket, group);
+        let pieces = pieces(self.group(group));
         state.links().reader.read(ticket, region, &pieces);
         ticket
     }
@@ -415,7 +484,12 @@ impl Shared {
             .as_ref()
             .map(RegionCopies::totals)
             .unwrap_or_default();
-        let (read_before, copied_before) = state.published;
+        let retries = links.reader.retries();
+        let Published {
+            read: read_before,
+            copied: copied_before,
+            retries: retries_before,
+        } = std::mem::take(&mut state.published);
         for (from, to, now, before) in [
             ("storage", "host", read, read_before),
             ("host", "device", copied, copied_before),
@@ -430,7 +504,23 @@ impl Shared {
                 .with_label_values(&labels)
                 .inc_by((now.busy - before.busy).as_secs_f64());
         }
-        state.published = (read, copied);
+        let again = |reason: &str, now: u64, before: u64| {
+            metrics
+                .read_retries_total
+                .with_label_values(&[reason])
+                .inc_by(now - before);
+            now - before
+        };
+        again("short", retries.short_reads, retries_before.short_reads);
+        let errors = again("error", retries.errors, retries_before.errors);
+        if errors > 0 {
+            tracing::warn!(errors, "reads failed and were tried again");
+        }
+        state.published = Published {
+            read,
+            copied,
+            retries,
+        };
     }
 }
 

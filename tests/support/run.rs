@@ -47,6 +47,8 @@ pub(crate) fn settings() -> WeightsSettings {
         link_rate: None,
         lookahead: Lookahead::Ring,
         poison_released: true,
+        verify_share: 1.0,
+        checksums: None,
     }
 }
 

@@ -1,0 +1,132 @@
+//! Whether the path still leads to the file that is read, and what happens where it does not.
+//!
+//! The descriptor keeps the file that was opened alive, so one that another takes the place of goes on being served, with
+//! a warning. Only after a read has failed is the file at the path looked at more closely, before the next step: where it
+//! has the size of the first, and everything that was read so far has the same checksums in it, it is as good as the
+//! first, and reads go on from it. Weights that rest in memory came from the first, so any other file is refused.
+
+use super::Weights;
+use super::verify::Compared;
+use crate::memory::FileIdentity;
+use std::time::{Duration, Instant};
+
+/// Between two looks at the path while nothing fails.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+
+/// Lives on the engine thread.
+#[derive(Debug)]
+pub(super) struct FileWatch {
+    /// What is read.
+    file: FileIdentity,
+    /// What was found at the path last, where that is another, which has been said.
+    told: Option<FileIdentity>,
+    /// What was found to hold other weights, which has been said.
+    refused: Option<FileIdentity>,
+    looked: Instant,
+    /// A read has failed since the last step that ended well. Nothing is in flight before the next one then.
+    pub(super) read_failed: bool,
+}
+
+impl FileWatch {
+    pub(super) fn new(file: FileIdentity) -> FileWatch {
+        FileWatch {
+            file,
+            told: None,
+            refused: None,
+            looked: Instant::now(),
+            read_failed: false,
+        }
+    }
+
+    /// The same inode, whatever is in it.
+    fn is_open(&self, found: &FileIdentity) -> bool {
+        (self.file.device, self.file.inode) == (found.device, found.inode)
+    }
+
+    /// Says once that the path leads to something else; a file that is being written is another at every look.
+    fn tell(&mut self, found: &FileIdentity) {
+        let before = self.told.replace(found.clone());
+        if before.is_some_and(|it| (it.device, it.inode) == (found.device, found.inode)) {
+            return;
+        }
+        let path = self.file.path.display();
+        if self.is_open(found) {
+            tracing::warn!("{path} was written to while it is served");
+        } else {
+            tracing::warn!(
+                "{path} was replaced while it is served: the former file goes on being read; restart the server to serve \
+                 the new one"
+            );
+        }
+    }
+
+    /// Says once why a file is not read.
+    fn refuse(&mut self, found: FileIdentity, why: &str) {
+        tracing::error!(
+            "{} was replaced, or written to, while it was served, and {why}; restart the server",
+            self.file.path.display()
+        );
+        self.refused = Some(found);
+    }
+}
+
+impl Weights {
+    /// Before a step.
+    pub(super) fn look_at_file(&self, cancelled: &dyn Fn() -> bool) {
+        let Some(watch) = &self.watch else { return };
+        let watch = &mut *watch.borrow_mut();
+        if !watch.read_failed && watch.looked.elapsed() < LOOK_PAUSE {
+            return;
+        }
+        watch.looked = Instant::now();
+        // Where nothing is at the path, or something of another size, reads find out what the open file has.
+        let Ok(found) = FileIdentity::at(&watch.file.path) else {
+            return;
+        };
+        if found == watch.file {
+            watch.told = None;
+            return;
+        }
+        watch.tell(&found);
+        if !watch.read_failed
+            || found.bytes != watch.file.bytes
+            || watch.refused.as_ref() == Some(&found)
+        {
+            return;
+        }
+        let compared = match &self.checks {
+            Some(checks) => checks.compare(&found, cancelled),
+            None => Compared::Nothing,
+        };
+        match compared {
+            Compared::Agrees => self.accept(watch, found),
+            Compared::Nothing if watch.is_open(&found) => self.accept(watch, found),
+            Compared::Nothing => watch.refuse(found, "there is nothing to compare it with"),
+            Compared::Differs(offset) => {
+                let why =
+                    format!("at byte {offset} it has other weights than those that are in memory");
+                watch.refuse(found, &why);
+            }
+            Compared::Unreadable(error) => {
+                tracing::warn!(%error, "compare {} with its checksums", found.path.display());
+            }
+            Compared::Cancelled => {}
+        }
+    }
+
+    /// Reads go on from the file at the path.
+    fn accept(&self, watch: &mut FileWatch, found: FileIdentity) {
+        if !watch.is_open(&found)
+            && let Err(error) = self.shared.reopen(found.clone(), self.plan.read_alignment)
+        {
+            tracing::error!(%error, "serve from the file that took the place of the former");
+            return;
+        }
+        tracing::info!("{} is whole again", found.path.display());
+        if let Some(checks) = &self.checks {
+            checks.set_file(&found);
+        }
+        watch.file = found;
+        watch.told = None;
+    }
+}

@@ -1,0 +1,408 @@
+//! Holds what is read against what was read first, so that a wrong bit that the drive, the bus or the memory made is an
+//! error and never a token.
+//!
+//! Groups are verified on a thread between the I/O thread, which goes on issuing meanwhile, and everything that uses
+//! them: neither a copy to a device nor a lease begins before. The engine thread verifies embedding rows itself: it waits
+//! for them anyway. What differs is read again a few times; then the read has failed.
+
+use super::checksums::{ChecksumTable, RunningChecksum, SeenBy, Stretch, Verdict, checksum};
+use super::shared::Shared;
+use super::side_file::SideFile;
+use crate::memory::{AbortOnPanic, FileIdentity, ReadError, Region, RegionRead, open_expected};
+use crate::metrics::Metrics;
+use crate::placement::Group;
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::Receiver;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::JoinHandle;
+
+/// How often a read whose bytes differ is tried again: a bit that flipped on the way is right the next time.
+pub(super) const CHECKSUM_RETRIES_MAX: u32 = 3;
+
+/// More reads than are ever outstanding, so that the I/O thread does not wait here.
+pub(super) const QUEUED_READS_MAX: usize = 1024;
+
+/// What a file is compared with its checksums in pieces of.
+const COMPARED_BYTES: usize = 1 << 20;
+
+/// What reads are held against, and how many of them.
+pub(super) struct ReadChecks {
+    /// Of later reads: above 0, at most 1.
+    share: f64,
+    model: PathBuf,
+    state: Mutex<State>,
+    side_file: Option<Mutex<SideFile>>,
+    metrics: Metrics,
+    verified_groups: AtomicU64,
+}
+
+struct State {
+    table: ChecksumTable,
+    /// Grows by the share with every read; one that makes it whole is verified.
+    credit: f64,
+}
+
+/// A stretch whose bytes are not those of the first read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mismatch {
+    stretch: Stretch,
+    seen_by: SeenBy,
+}
+
+/// What a comparison of a whole file came to.
+#[derive(Debug)]
+pub(super) enum Compared {
+    Agrees,
+    /// At this byte.
+    Differs(u64),
+    /// There is nothing to compare with.
+    Nothing,
+    Unreadable(io::Error),
+    Cancelled,
+}
+
+impl ReadChecks {
+    /// `directory` is where checksums are kept for later runs.
+    pub(super) fn new(
+        share: f64,
+        directory: Option<&Path>,
+        file: &FileIdentity,
+        metrics: &Metrics,
+    ) -> ReadChecks {
+        let side_file = directory.map(|directory| SideFile::new(directory, file));
+        ReadChecks {
+            share,
+            model: file.path.clone(),
+            state: Mutex::new(State {
+                table: side_file.as_ref().map(SideFile::read).unwrap_or_default(),
+                credit: 0.0,
+            }),
+            side_file: side_file.map(Mutex::new),
+            metrics: metrics.clone(),
+            verified_groups: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn share(&self) -> f64 {
+        self.share
+    }
+
+    pub(super) fn verified_groups(&self) -> u64 {
+        self.verified_groups.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the next read is one of the share.
+    pub(super) fn is_due(&self) -> bool {
+        let mut state = self.lock();
+        state.credit += self.share;
+        let is_due = state.credit >= 1.0;
+        state.credit -= f64::from(u8::from(is_due));
+        is_due
+    }
+
+    /// Verifies what was read, and says how many bytes of it. Where that is not due, only what is read for the first time is
+    /// looked at, and recorded.
+    pub(super) fn check<'b>(
+        &self,
+        read: impl Iterator<Item = (Stretch, &'b [u8])>,
+        is_due: bool,
+    ) -> Result<u64, Mismatch> {
+        let mut verified = 0;
+        for (stretch, bytes) in read {
+            if !is_due && self.lock().table.knows(stretch) {
+                continue;
+            }
+            let sum = checksum(bytes);
+            let verdict = self.lock().table.judge(stretch, sum);
+            match verdict {
+                Verdict::First => {}
+                Verdict::Agrees => verified += stretch.bytes,
+                Verdict::Differs(seen_by) => return Err(Mismatch { stretch, seen_by }),
+            }
+        }
+        self.metrics.reads_verified_bytes_total.inc_by(verified);
+        Ok(verified)
+    }
+
+    fn check_group(&self, group: &Group, region: &Region, is_due: bool) -> Result<(), Mismatch> {
+        let bytes = region.bytes();
+        let parts = group.parts.iter().map(|part| {
+            let stretch = Stretch {
+                offset: part.file_offset,
+                bytes: part.bytes,
+            };
+            let start = part.entry_offset as usize;
+            (stretch, &bytes[start..start + part.bytes as usize])
+        });
+        if self.check(parts, is_due)? > 0 {
+            self.verified_groups.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// A read is tried again because its bytes differ.
+    pub(super) fn count_retry(&self, mismatch: Mismatch) {
+        self.metrics
+            .read_retries_total
+            .with_label_values(&["checksum"])
+            .inc();
+        tracing::warn!(
+            "read {} at byte {}: other bytes than at first; again",
+            self.model.display(),
+            mismatch.stretch.offset
+        );
+    }
+
+    /// What a read has failed with after so many tries.
+    pub(super) fn error(&self, mismatch: Mismatch, tries: u32) -> ReadError {
+        let (file, offset) = (self.model.clone(), mismatch.stretch.offset);
+        match (mismatch.seen_by, &self.side_file) {
+            (SeenBy::EarlierRun, Some(side_file)) => ReadError::OtherBytesThanBefore {
+                file,
+                offset,
+                tries,
+                checksums: lock(side_file).path().to_owned(),
+            },
+            _ => ReadError::OtherBytes {
+                file,
+                offset,
+                tries,
+            },
+        }
+    }
+
+    /// Writes what is not written yet, for a later run. With `if_due`, not if that was done a short time ago.
+    pub(super) fn save(&self, if_due: bool) {
+        let Some(side_file) = &self.side_file else {
+            return;
+        };
+        let mut side_file = lock(side_file);
+        if if_due && !side_file.is_due() {
+            return;
+        }
+        let mut state = self.lock();
+        if state.table.is_unsaved() {
+            side_file.write(&mut state.table);
+        }
+    }
+
+    /// The file is this one from now on; `compare` found the same weights in it.
+    pub(super) fn set_file(&self, file: &FileIdentity) {
+        if let Some(side_file) = &self.side_file {
+            lock(side_file).set_file(file);
+            self.lock().table.take_over();
+        }
+    }
+
+    /// Reads from a file everything that this run has checksums of, and compares. Takes as long as the drive needs.
+    pub(super) fn compare(&self, file: &FileIdentity, cancelled: &dyn Fn() -> bool) -> Compared {
+        let known = self.lock().table.of_this_run();
+        if known.is_empty() {
+            return Compared::Nothing;
+        }
+        match differs(file, &known, cancelled) {
+            Ok(None) => Compared::Agrees,
+            Ok(Some(offset)) => Compared::Differs(offset),
+            Err(_) if cancelled() => Compared::Cancelled,
+            Err(error) => Compared::Unreadable(error),
+        }
+    }
+}
+
+fn lock(side_file: &Mutex<SideFile>) -> MutexGuard<'_, SideFile> {
+    side_file.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where a file first differs from its checksums. Read through the page cache, and dropped from it.
+fn differs(
+    file: &FileIdentity,
+    known: &[(Stretch, u64)],
+    cancelled: &dyn Fn() -> bool,
+) -> io::Result<Option<u64>> {
+    let opened = open_expected(file, false)?;
+    let mut buffer = vec![0; COMPARED_BYTES];
+    for &(stretch, sum) in known {
+        let mut running = RunningChecksum::default();
+        let end = stretch.offset + stretch.bytes;
+        let mut offset = stretch.offset;
+        while offset < end {
+            if cancelled() {
+                return Err(io::Error::from(io::ErrorKind::Interrupted));
+            }
+            let piece = &mut buffer[..(end - offset).min(COMPARED_BYTES as u64) as usize];
+            opened.read_exact_at(piece, offset)?;
+            running.add(piece);
+            // Advice, which may be refused without harm.
+            let length = std::num::NonZeroU64::new(piece.len() as u64);
+            let _ = rustix::fs::fadvise(&opened, offset, length, rustix::fs::Advice::DontNeed);
+            offset += piece.len() as u64;
+        }
+        if running.finish() != sum {
+            return Ok(Some(stretch.offset));
+        }
+    }
+    Ok(None)
+}
+
+/// The thread that verifies groups. Dropping it waits for what it was given; the sender has to be gone before.
+pub(super) struct Verifier(Option<JoinHandle<()>>);
+
+impl Verifier {
+    /// What ends in `reads` is reported to `shared` once it is verified.
+    pub(super) fn start(
+        reads: Receiver<RegionRead>,
+        shared: &Arc<Shared>,
+        checks: Arc<ReadChecks>,
+    ) -> io::Result<Verifier> {
+        // Weak: the thread lives inside what it reports to.
+        let shared = Arc::downgrade(shared);
+        let thread = std::thread::Builder::new()
+            .name("strata-verify".to_owned())
+            .spawn(move || verify(&reads, &shared, &checks))?;
+        Ok(Verifier(Some(thread)))
+    }
+}
+
+impl Drop for Verifier {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A thread that panicked has ended the process already.
+            drop(thread.join());
+        }
+    }
+}
+
+/// The life of the thread.
+fn verify(reads: &Receiver<RegionRead>, shared: &Weak<Shared>, checks: &ReadChecks) {
+    let _guard = AbortOnPanic;
+    // By ticket: reads that differed so far, of those that are being tried again.
+    let mut tries: HashMap<u64, u32> = HashMap::new();
+    for mut done in reads {
+        let Some(shared) = shared.upgrade() else {
+            continue;
+        };
+        let group = shared.arrived(&done);
+        let before = tries.remove(&done.ticket);
+        if let (Some(group), Ok(_)) = (group, &done.result) {
+            let is_due = before.is_some() || checks.is_due();
+            let checked = checks.check_group(shared.group(group), &done.region, is_due);
+            if let Err(mismatch) = checked {
+                let (ticket, before) = (done.ticket, before.unwrap_or(0));
+                let again = match before {
+                    CHECKSUM_RETRIES_MAX.. => Err(done),
+                    _ => shared.read_again(done, group),
+                };
+                match again {
+                    Ok(()) => {
+                        checks.count_retry(mismatch);
+                        tries.insert(ticket, before + 1);
+                        continue;
+                    }
+                    Err(back) => done = back,
+                }
+                done.result = Err(checks.error(mismatch, before + 1));
+            }
+        }
+        shared.read_done(done);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checks(share: f64, file: &Path) -> (ReadChecks, FileIdentity, Metrics) {
+        let (metrics, identity) = (Metrics::new(), FileIdentity::at(file).unwrap());
+        let checks = ReadChecks::new(share, None, &identity, &metrics);
+        (checks, identity, metrics)
+    }
+
+    fn stretch(offset: usize, bytes: usize) -> Stretch {
+        Stretch {
+            offset: offset as u64,
+            bytes: bytes as u64,
+        }
+    }
+
+    #[test]
+    fn a_share_comes_evenly() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (share, expected) in [
+            (1.0, [true; 8]),
+            (0.5, [false, true, false, true, false, true, false, true]),
+            (0.25, [false, false, false, true, false, false, false, true]),
+        ] {
+            let (checks, ..) = checks(share, file.path());
+            assert_eq!([(); 8].map(|()| checks.is_due()), expected, "{share}");
+        }
+    }
+
+    #[test]
+    fn later_reads_are_held_against_the_first() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (checks, _, metrics) = checks(0.5, file.path());
+        let check = |bytes: &[u8], is_due| {
+            let read = [(stretch(0, 4), &bytes[..4]), (stretch(4, 4), &bytes[4..])];
+            checks
+                .check(read.into_iter(), is_due)
+                .map_err(|m| m.stretch)
+        };
+        // The first read is recorded whether or not it is one of the share.
+        assert_eq!(check(b"abcdefgh", false), Ok(0));
+        assert_eq!(check(b"abcdefgh", true), Ok(8));
+        assert_eq!(check(b"abcdefgx", true), Err(stretch(4, 4)));
+        assert_eq!(check(b"abcdefgx", false), Ok(0));
+        assert_eq!(metrics.reads_verified_bytes_total.get(), 8);
+    }
+
+    #[test]
+    fn a_whole_file_is_compared_with_what_was_read_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
+        let mut bytes: Vec<u8> = (0..3 * COMPARED_BYTES + 77)
+            .map(|i| (i % 251) as u8)
+            .collect();
+        std::fs::write(&path, &bytes).unwrap();
+        let (checks, _, _) = checks(1.0, &path);
+        let now = || FileIdentity::at(&path).unwrap();
+        assert!(matches!(
+            checks.compare(&now(), &|| false),
+            Compared::Nothing
+        ));
+        for (offset, length) in [
+            (0, 10),
+            (100, 2 * COMPARED_BYTES + 5),
+            (bytes.len() - 77, 77),
+        ] {
+            let read = [(stretch(offset, length), &bytes[offset..offset + length])];
+            checks.check(read.into_iter(), true).unwrap();
+        }
+        let compared = checks.compare(&now(), &|| false);
+        assert!(matches!(compared, Compared::Agrees), "{compared:?}");
+        let compared = checks.compare(&now(), &|| true);
+        assert!(matches!(compared, Compared::Cancelled), "{compared:?}");
+        // What nobody has read may be anything.
+        bytes[50] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let compared = checks.compare(&now(), &|| false);
+        assert!(matches!(compared, Compared::Agrees), "{compared:?}");
+        bytes[100 + 2 * COMPARED_BYTES] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let compared = checks.compare(&now(), &|| false);
+        assert!(matches!(compared, Compared::Differs(100)), "{compared:?}");
+        std::fs::write(&path, &bytes[..1000]).unwrap();
+        let compared = checks.compare(&now(), &|| false);
+        assert!(matches!(compared, Compared::Unreadable(_)), "{compared:?}");
+        let other = FileIdentity { inode: 0, ..now() };
+        let compared = checks.compare(&other, &|| false);
+        assert!(matches!(compared, Compared::Unreadable(_)), "{compared:?}");
+    }
+}
