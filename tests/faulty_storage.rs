@@ -2,8 +2,6 @@
 //! fails with file, offset and group in the message, and the next step computes as if nothing had been. Wrong bits are in
 //! `flipped_bits.rs`.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 #[path = "support/faults.rs"]
 mod faults;
 #[path = "support/models.rs"]
