@@ -1,7 +1,7 @@
 # The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-checks model cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers clean-demo
+.PHONY: help setup setup-checks model cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers bench-offload bench-70b clean-demo
 
 PYTHON ?= python3
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -19,7 +19,7 @@ export PYTHON
 export PYTHONPYCACHEPREFIX := $(abspath $(TARGET))/pycache
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | awk -F '\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
 
 setup: ## check the tools; install what is missing (Debian packages as root)
 	@scripts/setup.sh
@@ -78,6 +78,13 @@ bench-server: model build ## decode and prompt speed beside llama-server, in one
 # Takes what peers.py takes: make bench-peers RACE='--only 8b-decode --rounds 3'
 bench-peers: model build ## build llama.cpp for this machine; the table of ratios to the peers
 	$(PYTHON) benches/peers.py --strata $(STRATA) --vocabulary $(MODEL) $(RACE)
+
+# Takes what offload.py takes: make bench-offload OFFLOAD='--only steps --rounds 3'
+bench-offload: model build ## with less memory than the model: beside the drive's rate (fio) and llama.cpp
+	$(PYTHON) benches/offload.py --strata $(STRATA) --vocabulary $(MODEL) $(OFFLOAD)
+
+bench-70b: model build ## write a model of 40 GB and serve it from the memory that is there
+	$(PYTHON) benches/seventy_billion.py --strata $(STRATA) --vocabulary $(MODEL) $(SEVENTY)
 
 clean-demo: ## remove the model, the downloads, the peers and the demo's log
 	rm -rf $(MODEL) $(MODEL).partial $(TARGET)/downloads $(TARGET)/demo $(TARGET)/pip $(TARGET)/peers

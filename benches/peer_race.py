@@ -5,7 +5,6 @@ nothing of one spins, or is left in memory, while another is measured. mistral.r
 """
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -14,10 +13,9 @@ import time
 from dataclasses import dataclass
 
 from build_peers import MISTRAL
+from programs import LIMIT_SECONDS, Programs
 from wheels import Problem, say
 
-# The longest single measurement and the slowest load are minutes on a slow machine.
-LIMIT_SECONDS = 1200
 MISTRAL_PROGRAM = os.path.join(os.path.dirname(os.path.abspath(__file__)), "peer_mistral.py")
 # Tokens of the run before the first counted round; it is there for the page cache.
 WARM_UP_TOKENS = 4
@@ -47,22 +45,14 @@ class Row:
     peer_bar_of_limit: float = 0
 
 
-class Competitors:
-    """How each program is asked. Everything that a program says beside its figures goes to the log."""
+class Competitors(Programs):
+    """How each program is asked."""
 
     def __init__(self, strata, threads, prefix, log):
-        self.strata = strata
+        super().__init__(strata, log)
         self.threads = str(threads)
         self.prefix = prefix
         self.llama_folder = self.mistral_folder = None
-        self.log = log
-        os.makedirs(os.path.dirname(log), exist_ok=True)
-        with open(log, "w"):
-            pass
-
-    def run(self, *arguments):
-        """Let strata do something that is not measured."""
-        self._output([self.strata, *arguments])
 
     @contextlib.contextmanager
     def of(self, row, model):
@@ -76,7 +66,7 @@ class Competitors:
             with self._mistral_server(model) as path:
                 command = [sys.executable, MISTRAL_PROGRAM, "ask", path]
                 # The server computes: the prefix is before it, not before the client.
-                chosen[f"mistral.rs {MISTRAL[1]}"] = lambda _row, _model, tokens: self._figures_of(
+                chosen[f"mistral.rs {MISTRAL[1]}"] = lambda _row, _model, tokens: self.figures(
                     [*command, str(tokens)], "tokens_per_second"
                 )
                 yield chosen
@@ -89,7 +79,7 @@ class Competitors:
         command += ["--copy"]
         if row.kind == "decode":
             command += ["--sequences", str(row.sequences), "--depth", str(row.depth)]
-        return self._figures_of([*self.prefix, *command, "--rounds", "1", "--json"], "tokens_per_second")
+        return self.figures([*self.prefix, *command, "--rounds", "1", "--json"], "tokens_per_second")
 
     def _llama_bench(self, row, model, tokens, repack):
         lengths = f"{LLAMA_WARM_UP[row.kind]},{tokens}"
@@ -98,7 +88,7 @@ class Competitors:
         command += ["-p", prompts, "-n", generated, "-r", "1", "--no-warmup"]
         command += ["--repack", str(int(repack)), "-o", "json"]
         # In the order in which the lengths were given.
-        last = self._figures_of([*self.prefix, *command], "avg_ts", opening="[")
+        last = self.figures([*self.prefix, *command], "avg_ts", opening="[")
         return {"tokens_per_second": last["avg_ts"]}
 
     def _llama_batched(self, row, model, tokens, repack):
@@ -107,7 +97,7 @@ class Competitors:
         command += ["-t", self.threads, "-tb", self.threads, "-c", str(context), "-npp", str(row.depth)]
         command += ["-ntg", str(tokens), "-npl", str(row.sequences), "--output-format", "jsonl"]
         command += [] if repack else ["--no-repack"]
-        answer = self._figures_of([*self.prefix, *command], "speed_tg")
+        answer = self.figures([*self.prefix, *command], "speed_tg")
         return {"tokens_per_second": answer["speed_tg"]}
 
     @contextlib.contextmanager
@@ -130,57 +120,6 @@ class Competitors:
                 server.kill()
                 server.wait()
                 server.stdin.close()
-
-    def _figures_of(self, command, rate, opening="{"):
-        """The object, or the last of the list, that a program prints; its `rate` is a positive number."""
-        output = self._output(command)
-        # Some print other lines before it.
-        start = 0 if output.startswith(opening) else output.find("\n" + opening) + 1
-        try:
-            printed = json.JSONDecoder().raw_decode(output[start:])[0]
-            figures = printed[-1] if opening == "[" else printed
-            if figures[rate] > 0:
-                return figures
-        except (ValueError, LookupError, TypeError):
-            pass
-        raise Problem(f"{_shown(command)} printed no rate: see {self.log}")
-
-    def _output(self, command):
-        try:
-            # On a time-out or an interrupt this ends the process and waits for it.
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                timeout=LIMIT_SECONDS,
-            )
-        except FileNotFoundError:
-            raise Problem(f"{command[0]} is missing") from None
-        except subprocess.TimeoutExpired:
-            raise Problem(f"{_shown(command)} took more than {LIMIT_SECONDS} s") from None
-        with open(self.log, "a") as log:
-            log.write(f"$ {' '.join(command)}\n{done.stdout}{done.stderr}\n")
-        if done.returncode != 0:
-            said = (done.stderr.strip() or done.stdout.strip() or "it said nothing").splitlines()[-1]
-            raise Problem(f"{_shown(command)} ended with code {done.returncode} ({said[:200]}): see {self.log}")
-        return done.stdout
-
-
-def _shown(command):
-    return " ".join([os.path.basename(command[0]), *command[1:3]])
-
-
-def available_bytes():
-    """Memory that is free or can be freed, of the whole machine."""
-    with open("/proc/meminfo") as file:
-        for line in file:
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) << 10
-    raise Problem("/proc/meminfo does not say how much memory is free")
-
 
 def race(row, model, competitors, rounds):
     """{name: {"rounds": [tokens/s]}}; of strata also the rate of RAM and the bytes of a step."""

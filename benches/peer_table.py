@@ -35,9 +35,9 @@ class Line:
         met = "yes" if self.met else "no"
         return (
             self.work,
-            _figure(self.strata),
+            figure(self.strata),
             self.beside,
-            _figure(self.theirs),
+            figure(self.theirs),
             f"{self.ratio:.2f}",
             f"{self.bar:.2f}",
             met,
@@ -71,11 +71,11 @@ def assess(row, results):
     return lines
 
 
-def _figure(value):
+def figure(value):
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _processor():
+def processor():
     with open("/proc/cpuinfo") as file:
         names = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
     return f"{names[0]}, {len(names)} processors" if names else "unknown processor"
@@ -86,7 +86,7 @@ def _facts(arguments, results):
     sets = sorted({result["strata"]["instruction_set"] for result in results.values()})
     today = datetime.date.today().isoformat()
     return [
-        f"{today}; {_processor()}; strata computes with {', '.join(sets)}",
+        f"{today}; {processor()}; strata computes with {', '.join(sets)}",
         f"RAM is read at {min(rates) / 1e9:.1f} to {max(rates) / 1e9:.1f} GB/s; {arguments.threads} threads; medians of {arguments.rounds} rounds; tokens/s",
         PEERS_SHOWN,
     ]
@@ -104,7 +104,7 @@ def write_text(arguments, results, lines):
         say("  ".join(padded).rstrip())
     say("\nspread of the rounds")
     for name, result in results.items():
-        spreads = [f"{who} {_figure(min(of['rounds']))} to {_figure(max(of['rounds']))}" for who, of in result.items()]
+        spreads = [f"{who} {figure(min(of['rounds']))} to {figure(max(of['rounds']))}" for who, of in result.items()]
         say(f"  {name}: {'; '.join(spreads)}")
 
 
@@ -122,7 +122,7 @@ def write_markdown(arguments, results, lines, path):
 def write_json(arguments, results, lines, path):
     document = {
         "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        "processor": _processor(),
+        "processor": processor(),
         "threads": arguments.threads,
         "rounds": arguments.rounds,
         "peers": {"llama.cpp": f"{LLAMA[0]} {LLAMA[1]}", "mistral.rs": f"{MISTRAL[0]} {MISTRAL[1]}"},

@@ -22,8 +22,9 @@ import sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
 
 from build_peers import PEERS, end_on_sigterm, llama_cpp, mistral_rs  # noqa: E402
-from peer_race import Competitors, Row, available_bytes, race  # noqa: E402
+from peer_race import Competitors, Row, race  # noqa: E402
 from peer_table import assess, write_json, write_markdown, write_text  # noqa: E402
+from programs import LIMIT_SECONDS, available_bytes  # noqa: E402
 from wheels import ROOT, Problem, locked, require_free_space, say  # noqa: E402
 
 SMALL, LARGE = "smollm2", "llama-3.1-8b"
@@ -40,6 +41,8 @@ TYPES = {
     "q5_0": 800 << 20,
 }
 LARGE_BYTES = 4900 << 20
+# Bytes per second that any drive writes: what bounds the time for a file.
+SLOW_WRITES = 50 << 20
 BATCH = f"{CARD}-q4_k_m"
 
 ROWS = [
@@ -88,11 +91,14 @@ def synthesised(strata, vocabulary, name, card, bytes_expected):
             file.write(card)
         try:
             # Runs at the end of which the file is there in one rename.
-            strata.run("synth", partial, path, "--vocabulary", vocabulary)
+            limit_seconds = LIMIT_SECONDS + bytes_expected // SLOW_WRITES
+            strata.run("synth", partial, path, "--vocabulary", vocabulary, limit_seconds=limit_seconds)
             os.rename(partial, noted)
         finally:
-            if os.path.exists(partial):
-                os.remove(partial)
+            # The file's own is left behind where its writer was killed.
+            for left in (partial, path + ".partial"):
+                if os.path.exists(left):
+                    os.remove(left)
     return path
 
 

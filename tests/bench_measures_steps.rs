@@ -168,7 +168,7 @@ fn the_report_for_people_says_the_same() {
 fn what_cannot_be_measured_is_refused_in_one_line() {
     let model = tiny("llama.gguf");
     for (kind, flags, code, parts) in [
-        ("decode", &["--context", "64"][..], 2, &["--depth"][..]),
+        ("decode", &["--context", "63"][..], 2, &["--depth"][..]),
         ("decode", &["--parallel", "2"], 2, &["--sequences"]),
         (
             "decode",

@@ -21,7 +21,7 @@ use strata::config::{Config, compute_threads, free_host_memory};
 use strata::gguf::Gguf;
 use strata::metrics::Metrics;
 use strata::model::{self, PlannedModel};
-use strata::placement::{DeviceKind, Plan};
+use strata::placement::{DeviceKind, Plan, Tier};
 use strata::weights::Loading;
 
 /// Tokens are random ones; this seed gives the same in every run.
@@ -32,24 +32,28 @@ const SEED: u64 = 1;
 const PLAIN_BYTES: u64 = 512 << 20;
 const PLAIN_BYTES_MIN: u64 = 64 << 20;
 
-/// The settings, with the context and the sequences that the workload asks for.
+/// The settings, with the sequences that the workload asks for, and its context unless a longer one is given.
 pub(crate) fn bench_config(arguments: &BenchArguments) -> anyhow::Result<Config> {
     let (settings, model, workload): (&Settings<false>, _, _) = match &arguments.kind {
         BenchKind::Decode(decode) => (&decode.settings, &decode.model, decoding(decode)),
         BenchKind::Prompt(prompt) => (&prompt.settings, &prompt.model, of_prompt(prompt)),
         BenchKind::Rates(rates) => return Ok(rates.settings.config(rates.model.clone())?),
     };
-    for (key, instead) in [
-        ("context", "it is what --depth and --tokens ask for"),
-        ("parallel", "give --sequences to `bench decode`"),
-    ] {
-        if settings.has_flag(key) {
-            bail!(Usage(format!("a bench takes no --{key}: {instead}")));
-        }
+    if settings.has_flag("parallel") {
+        bail!(Usage(
+            "a bench takes no --parallel: give --sequences to `bench decode`".to_owned()
+        ));
     }
     let mut config = settings.config(model.clone())?;
     // A sequence of one position is none.
-    config.context = Some(workload.positions().max(2));
+    let positions = workload.positions().max(2);
+    config.context = match config.context.filter(|_| settings.has_flag("context")) {
+        Some(context) if context < positions => bail!(Usage(format!(
+            "--context {context} is less than --depth and --tokens together, {positions}; leave it out, or give more"
+        ))),
+        Some(context) => Some(context),
+        None => Some(positions),
+    };
     config.parallel = workload.sequences();
     Ok(config)
 }
@@ -98,7 +102,7 @@ fn bench_steps(
     // A plan that does not fit is refused with advice, which may be to make the context smaller.
     let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(|| {
         format!(
-            "{} (--context is --depth and --tokens together here)",
+            "{} (--context is --depth and --tokens together here, unless given)",
             path.display()
         )
     })?;
@@ -143,12 +147,18 @@ fn bench_steps(
     let mut runs = Rounds::new(loaded.model.as_mut(), workload, step_width, SEED);
     runs.fill_cache()?;
     runs.round()?;
-    memory.measure(&pool);
+    // What streams is fetched ahead: in a pause before a round the rings would fill in time that no round counts.
+    let pauses = plan.host_ring.entries == 0 && plan.device_ring.entries == 0;
+    let before = Moved::so_far(&metrics);
     let mut seconds = Vec::new();
     for _ in 0..rounds {
+        if pauses {
+            memory.measure(&pool);
+        }
         seconds.push(runs.round()?.as_secs_f64().max(f64::MIN_POSITIVE));
-        memory.measure(&pool);
     }
+    let moved = Moved::so_far(&metrics).since(before);
+    memory.measure(&pool);
     let report = Report {
         workload,
         model: of_file(),
@@ -160,6 +170,8 @@ fn bench_steps(
         seconds,
         predicted: predicted(&plan, workload),
         rates: plan.rates_card.clone(),
+        moved,
+        plan: &plan,
         ram_rate: (plan.device != DeviceKind::Cuda).then(|| memory.bytes_per_second()),
     };
     match json {
@@ -204,7 +216,63 @@ fn plain_bytes() -> usize {
     free.clamp(PLAIN_BYTES_MIN, PLAIN_BYTES) as usize
 }
 
-struct Report {
+/// What went from tier to tier while steps were computed, and how long computation waited for it.
+#[derive(Clone, Copy)]
+struct Moved {
+    storage_bytes: u64,
+    /// While at least one read was under way.
+    storage_seconds: f64,
+    link_bytes: u64,
+    link_seconds: f64,
+    stall_seconds: f64,
+}
+
+impl Moved {
+    /// As of the end of the last step.
+    fn so_far(metrics: &Metrics) -> Moved {
+        let bytes = |labels: &[&str]| metrics.transfer_bytes_total.with_label_values(labels).get();
+        let seconds = |labels: &[&str]| {
+            let seconds = &metrics.transfer_seconds_total;
+            seconds.with_label_values(labels).get()
+        };
+        let stalled = |tier: Tier| {
+            let seconds = &metrics.weight_stall_seconds_total;
+            seconds.with_label_values(&[tier.name()]).get()
+        };
+        let (storage, host, device) =
+            (Tier::Storage.name(), Tier::Host.name(), Tier::Device.name());
+        Moved {
+            storage_bytes: bytes(&[storage, host]),
+            storage_seconds: seconds(&[storage, host]),
+            link_bytes: bytes(&[host, device]),
+            link_seconds: seconds(&[host, device]),
+            stall_seconds: stalled(Tier::Storage) + stalled(Tier::Host),
+        }
+    }
+
+    fn since(self, before: Moved) -> Moved {
+        Moved {
+            storage_bytes: self.storage_bytes - before.storage_bytes,
+            storage_seconds: self.storage_seconds - before.storage_seconds,
+            link_bytes: self.link_bytes - before.link_bytes,
+            link_seconds: self.link_seconds - before.link_seconds,
+            stall_seconds: self.stall_seconds - before.stall_seconds,
+        }
+    }
+
+    fn json(self, steps: u32) -> Value {
+        let steps = f64::from(steps.max(1));
+        json!({
+            "storage_bytes": self.storage_bytes as f64 / steps,
+            "storage_busy_seconds": self.storage_seconds / steps,
+            "link_bytes": self.link_bytes as f64 / steps,
+            "link_busy_seconds": self.link_seconds / steps,
+            "stall_seconds": self.stall_seconds / steps,
+        })
+    }
+}
+
+struct Report<'a> {
     workload: Workload,
     model: String,
     threads: usize,
@@ -218,11 +286,14 @@ struct Report {
     predicted: Predicted,
     /// Where the rates of the prediction are from; `None`: they are assumed.
     rates: Option<String>,
+    /// In all rounds.
+    moved: Moved,
+    plan: &'a Plan,
     /// Bytes per second; `None` where it bounds nothing: a GPU computes.
     ram_rate: Option<f64>,
 }
 
-impl Report {
+impl Report<'_> {
     /// Tokens of all sequences, in each round.
     fn rates(&self) -> Vec<f64> {
         let tokens = f64::from(self.workload.sequences()) * f64::from(self.workload.tokens());
@@ -273,11 +344,14 @@ impl Report {
             "tokens_per_second": median(&rates),
             "tokens_per_second_rounds": rates,
             "steps_per_round": self.steps,
+            "step_width": self.plan.step_width,
             "bytes_per_step": self.bytes_per_step(),
             "step_seconds": self.of_step(1.0 / self.round_rate()),
             "predicted_step_seconds": self.of_step(self.predicted.seconds),
             "predicted_limit_step_seconds": self.of_step(self.predicted.limit_seconds),
             "predicted_from": self.rates.as_deref().unwrap_or("assumed rates"),
+            "moved_per_step": self.moved.json(self.steps * self.seconds.len() as u32),
+            "memory": self.plan.memory_json(),
             "ram_read_bytes_per_second": self.ram_rate,
             "ram_fraction": self.ram_fraction(),
         })

@@ -177,9 +177,9 @@ impl Plan {
         )
     }
 
-    /// The plan with every group, for programs.
-    pub fn report_json(&self) -> Value {
-        let split = |split: &TierSplit| {
+    /// What every tier's budget is spent on.
+    pub fn memory_json(&self) -> Value {
+        let split = |split: TierSplit| {
             json!({
                 "budget_bytes": split.budget,
                 "weights_bytes": split.weights,
@@ -189,10 +189,12 @@ impl Plan {
                 "free_bytes": split.free(),
             })
         };
-        let mut memory = serde_json::Map::new();
-        for (tier, tier_split) in self.splits() {
-            memory.insert(tier.name().to_owned(), split(&tier_split));
-        }
+        let of_tier = |(tier, of_tier): (Tier, TierSplit)| (tier.name().to_owned(), split(of_tier));
+        Value::Object(self.splits().map(of_tier).collect())
+    }
+
+    /// The plan with every group, for programs.
+    pub fn report_json(&self) -> Value {
         let mut homes = serde_json::Map::new();
         for tier in TIERS {
             homes.insert(tier.name().to_owned(), json!(self.weight_home_bytes(tier)));
@@ -253,7 +255,7 @@ impl Plan {
             "parallel": self.parallel,
             "step_width": self.step_width,
             "slice_bytes": self.slice_bytes,
-            "memory": memory,
+            "memory": self.memory_json(),
             "weight_home_bytes": homes,
             "host_ring": ring(self.host_ring),
             "device_ring": ring(self.device_ring),
