@@ -5,6 +5,7 @@
 //! help all come from that line, so the three sources cannot drift apart. Flags win over the environment, which wins
 //! over the file. An unknown key in the file or in `STRATA_*` is an error that names it.
 
+mod control_groups;
 mod keys;
 mod memory;
 mod processors;
