@@ -1,82 +1,116 @@
-//! The control groups that bound this process's memory, of both versions.
+//! The control groups that bound this process's memory, of both versions: what they leave, and whom they have ended.
 
 use super::FreeMemory;
 use std::path::{Path, PathBuf};
 
+/// Processes of this one's control group that the kernel has ended for lack of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EarlierKills {
+    pub count: u64,
+    /// Where the kernel says so.
+    pub file: PathBuf,
+}
+
 /// The least that any group above this process leaves; `None` where no group has a limit.
 pub(super) fn free(root: &Path) -> Option<FreeMemory> {
     let mut least: Option<FreeMemory> = None;
-    // Without this file there are no control groups.
-    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) =
-            (fields.next(), fields.next(), fields.next())
-        else {
-            continue;
-        };
-        let version = if controllers.is_empty() {
-            &VERSION_2
-        } else if controllers.split(',').any(|name| name == "memory") {
-            &VERSION_1
-        } else {
-            continue;
-        };
-        if let Some(bytes) = version.free(root, path)
-            && least.is_none_or(|least| bytes < least.bytes)
-        {
-            least = Some(FreeMemory {
-                bytes,
-                limited_by: version.name,
-            });
+    for (version, group) in groups(root) {
+        for directory in version.directories(root, &group) {
+            if let Some(free) = version.free_of(&directory)
+                && least.is_none_or(|least| free.bytes < least.bytes)
+            {
+                least = Some(free);
+            }
         }
     }
     least
 }
 
+/// What the group that this process is in tells of processes that were ended; `None` where it does not, or of none.
+pub(super) fn earlier_kills(root: &Path) -> Option<EarlierKills> {
+    groups(root)
+        .into_iter()
+        .find_map(|(version, group)| {
+            // The nearest group that has the file is this process's. Those above count others' processes.
+            version.directories(root, &group).find_map(|directory| {
+                let file = directory.join(version.events);
+                let text = std::fs::read_to_string(&file).ok()?;
+                let count = figure(&text, "oom_kill")?;
+                Some(EarlierKills { count, file })
+            })
+        })
+        .filter(|kills| kills.count > 0)
+}
+
+/// The groups of this process that may bound its memory: one of each version at most.
+fn groups(root: &Path) -> Vec<(&'static Version, String)> {
+    // Without this file there are no control groups.
+    let text = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
+    let group = |line: &str| {
+        let mut fields = line.splitn(3, ':');
+        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
+        let version = if controllers.is_empty() {
+            &VERSION_2
+        } else if controllers.split(',').any(|name| name == "memory") {
+            &VERSION_1
+        } else {
+            return None;
+        };
+        Some((version, path.to_owned()))
+    };
+    text.lines().filter_map(group).collect()
+}
+
+/// The number behind a word at the start of a line.
+fn figure(text: &str, key: &str) -> Option<u64> {
+    let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+    let (_, number) = lines.find(|(word, _)| *word == key)?;
+    number.trim().parse().ok()
+}
+
 /// The files of one version of control groups.
-struct ControlGroups {
+struct Version {
     name: &'static str,
     mount: &'static str,
     limit: &'static str,
     used: &'static str,
-    /// Cache that the kernel gives back first; counted as used and as good as free.
-    reclaimable: &'static str,
+    /// Cache of files, which the kernel gives back before it ends a process: counted as used and as good as free, as in
+    /// `MemAvailable`. The model file itself may be there, from the last time that it was mapped.
+    reclaimable: [&'static str; 2],
+    /// Has the count of processes that were ended.
+    events: &'static str,
 }
 
-const VERSION_2: ControlGroups = ControlGroups {
+const VERSION_2: Version = Version {
     name: "cgroup v2 limit",
     mount: "sys/fs/cgroup",
     limit: "memory.max",
     used: "memory.current",
-    reclaimable: "inactive_file ",
+    reclaimable: ["inactive_file", "active_file"],
+    events: "memory.events",
 };
-const VERSION_1: ControlGroups = ControlGroups {
+const VERSION_1: Version = Version {
     name: "cgroup v1 limit",
     mount: "sys/fs/cgroup/memory",
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
-    reclaimable: "total_inactive_file ",
+    reclaimable: ["total_inactive_file", "total_active_file"],
+    events: "memory.oom_control",
 };
 
-impl ControlGroups {
-    /// The least that any group from `path` up to the root leaves. Inside a container the path is often the host's
-    /// and does not exist; then the mount itself is this process's group.
-    fn free(&self, root: &Path, path: &str) -> Option<u64> {
+impl Version {
+    /// The directories from a group up to the root. Inside a container the group's path is often the host's and does
+    /// not exist; then the mount itself is this process's group.
+    fn directories(&self, root: &Path, group: &str) -> impl Iterator<Item = PathBuf> + use<> {
         let mount = root.join(self.mount);
-        let mut directory: PathBuf = mount.join(path.trim_start_matches('/'));
-        let mut least = None;
-        loop {
-            if let Some(free) = self.free_of(&directory) {
-                least = Some(least.map_or(free, |least: u64| least.min(free)));
-            }
-            if directory == mount || !directory.pop() || !directory.starts_with(&mount) {
-                return least;
-            }
-        }
+        let first = mount.join(group.trim_start_matches('/'));
+        std::iter::successors(Some(first), move |directory| {
+            let above = directory.parent().filter(|_| *directory != mount)?;
+            above.starts_with(&mount).then(|| above.to_owned())
+        })
     }
 
-    fn free_of(&self, directory: &Path) -> Option<u64> {
+    fn free_of(&self, directory: &Path) -> Option<FreeMemory> {
         let number = |name: &str| -> Option<u64> {
             let text = std::fs::read_to_string(directory.join(name)).ok()?;
             // `max` is no limit.
@@ -85,11 +119,15 @@ impl ControlGroups {
         let limit = number(self.limit)?;
         let used = number(self.used)?;
         let statistics = std::fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
-        let reclaimable = statistics
-            .lines()
-            .find_map(|line| line.strip_prefix(self.reclaimable))
-            .and_then(|number| number.trim().parse::<u64>().ok())
-            .unwrap_or(0);
-        Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
+        let reclaimable: u64 = self
+            .reclaimable
+            .iter()
+            .filter_map(|key| figure(&statistics, key))
+            .fold(0, u64::saturating_add);
+        Some(FreeMemory {
+            bytes: limit.saturating_sub(used.saturating_sub(reclaimable)),
+            limit,
+            limited_by: self.name,
+        })
     }
 }

@@ -12,10 +12,11 @@ mod processors;
 mod size;
 mod sources;
 
+pub use control_groups::EarlierKills;
 pub use keys::{KEYS, Key};
 pub use memory::{
     Budgets, DeviceTier, FreeDeviceMemory, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError,
-    budgets, free_host_memory, machine_memory_bytes,
+    budgets, earlier_kills, free_host_memory, machine_memory_bytes,
 };
 pub use processors::{ComputeThreads, PinError, compute_threads};
 pub use size::{format_bytes, parse_rate, parse_size};
