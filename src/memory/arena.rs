@@ -56,8 +56,10 @@ impl Span {
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     #[error(
-        "map {bytes} bytes for the {arena} arena: {source}; the machine does not have them: set a smaller --{arena}-memory, \
-         --context or --parallel"
+        "the system refused {bytes} bytes ({:.1} MiB) for the {arena} arena: {source}; most likely the budget is larger than \
+         what this machine, its control group or `ulimit -v` leaves; first give a smaller --{arena}-memory, --context or \
+         --parallel",
+        mebibytes(*bytes)
     )]
     Map {
         arena: &'static str,
@@ -65,8 +67,9 @@ pub enum MemoryError {
         source: io::Error,
     },
     #[error(
-        "allocate {bytes} bytes on {device}: {source}; give a smaller --device-memory (another program may have taken what \
-         was free)"
+        "{device} refused {bytes} bytes ({:.1} MiB) for the device arena: {source}; most likely another program has taken \
+         what was free when the plan was made; first end it (`nvidia-smi` lists them), or give a smaller --device-memory",
+        mebibytes(*bytes)
     )]
     Device {
         bytes: usize,
@@ -84,6 +87,10 @@ pub enum MemoryError {
         file: std::path::PathBuf,
         source: io::Error,
     },
+}
+
+fn mebibytes(bytes: usize) -> f64 {
+    bytes as f64 / (1u64 << 20) as f64
 }
 
 /// One contiguous piece of memory.
@@ -536,10 +543,18 @@ mod tests {
     #[test]
     fn an_arena_that_no_machine_has_is_an_error() {
         for bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
-            assert!(matches!(
-                Arena::new("host", bytes),
-                Err(MemoryError::Map { .. })
-            ));
+            let error = Arena::new("host", bytes).unwrap_err();
+            assert!(matches!(error, MemoryError::Map { .. }), "{error}");
+            // The tier, the bytes, the cause, what to do.
+            let bytes = bytes.to_string();
+            for part in [
+                "host arena",
+                &bytes,
+                "ulimit -v",
+                "first give a smaller --host-memory",
+            ] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
         }
     }
 

@@ -1,5 +1,5 @@
 //! All raw memory and I/O: arenas, the storage reader, CUDA devices and their streams, the copy stream of the emulated
-//! device, mapped files.
+//! device, mapped files. And, for when memory runs out, what the process is doing (`phase`).
 //!
 //! The rest of the program sees regions (owned ranges of an arena), tickets (numbers of its own choosing) and callbacks;
 //! it never sees a file descriptor or a ring. A `RegionReader` brings bytes from the model file into a region, a
@@ -27,6 +27,7 @@ mod heap;
 mod io_thread;
 mod io_uring;
 mod mapped;
+mod phase;
 mod pread;
 mod reader;
 mod region;
@@ -46,6 +47,7 @@ pub use faulty::{FaultControl, Faults, FaultyReader};
 pub use heap::{CountingHeap, heap_live_bytes, heap_peak_bytes, restart_heap_peak};
 pub use io_thread::ReadError;
 pub use mapped::MappedFile;
+pub use phase::{Phase, StepScope};
 pub use reader::{ReaderChoice, Rung};
 pub use region::{
     Ordered, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
