@@ -9,13 +9,14 @@
 
 mod lease;
 mod load;
+mod load_order;
 mod pipeline;
 mod rows;
 mod shared;
 mod spans;
 
 pub use lease::{Lease, LeaseError, Pass};
-pub use load::{Arenas, LoadError, Loading, ModelFile, WeightsSettings};
+pub use load::{Arenas, LoadError, LoadProgress, Loading, ModelFile, WeightsSettings};
 pub use pipeline::Lookahead;
 pub use rows::GatheredRows;
 pub use spans::HostComputation;
