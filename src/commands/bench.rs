@@ -7,6 +7,7 @@ use super::files::print;
 use super::load::{
     check_machine, compute_pool, model_path, pin_engine, plan_request, weights_settings,
 };
+use super::progress::LoadingProgress;
 use super::rates::KnownRates;
 use super::trace::begin_trace;
 use anyhow::{Context, bail};
@@ -22,7 +23,7 @@ use strata::gguf::Gguf;
 use strata::metrics::Metrics;
 use strata::model::{self, PlannedModel};
 use strata::placement::{DeviceKind, Plan, Tier};
-use strata::weights::Loading;
+use strata::weights::{LoadProgress, Loading};
 
 /// Tokens are random ones; this seed gives the same in every run.
 const SEED: u64 = 1;
@@ -132,14 +133,18 @@ fn bench_steps(
         .context("start the engine")?;
     let pool = compute_pool(&threads);
     let metrics = Metrics::new();
-    let mut loaded = planned.load(
-        pool.clone(),
-        &Loading {
-            settings: weights_settings(config),
-            metrics: &metrics,
-            progress: &|_| true,
-        },
-    )?;
+    let shown = LoadingProgress::new(config.log);
+    let on_progress = |now: LoadProgress| {
+        shown.hear(now);
+        true
+    };
+    let loading = Loading {
+        settings: weights_settings(config),
+        metrics: &metrics,
+        progress: &on_progress,
+    };
+    let loaded = planned.load(pool.clone(), &loading);
+    let mut loaded = loaded.context("load the model")?;
     drop(planned);
     pin_engine(&pool);
 

@@ -1,11 +1,11 @@
 //! The commands that load no model: `plan`, `inspect`, `synth`.
 
 use super::load::plan_of;
-use super::{Stderr, Usage, say};
+use super::progress::Progress;
+use super::{Usage, say};
 use anyhow::Context;
-use std::io::{IsTerminal, Write};
+use std::io::Write;
 use std::path::Path;
-use std::time::{Duration, Instant};
 use strata::cli::{InspectArguments, PlanArguments, SynthArguments};
 use strata::config::Config;
 use strata::gguf::Gguf;
@@ -62,21 +62,22 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
     let card = ShapeCard::open(&arguments.card)?;
     let vocabulary = Gguf::open(&arguments.vocabulary)
         .with_context(|| arguments.vocabulary.display().to_string())?;
-    let mut progress = Progress::new();
+    let mut progress = Progress::new("writing");
     let written = synth::synthesise(
         &card,
         &vocabulary,
         &arguments.output,
         arguments.seed,
-        |done, total| progress.show(done, total),
+        |done, total| progress.show(done, total, |line| say(format_args!("{line}"))),
     )?;
+    let seconds = progress.elapsed().as_secs_f64();
+    drop(progress);
     say(format_args!(
-        "strata: wrote {} ({:.1} MiB, {} tensors, {} filler tokens) in {:.1} s",
+        "strata: wrote {} ({:.1} MiB, {} tensors, {} filler tokens) in {seconds:.1} s",
         arguments.output.display(),
         written.index.file_bytes as f64 / MIB,
         written.index.tensors.len(),
         written.filler_tokens,
-        progress.began.elapsed().as_secs_f64(),
     ));
     Ok(())
 }
@@ -90,43 +91,5 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
             Err(error).context("write to stdout")
         }
         _ => Ok(()),
-    }
-}
-
-/// A line on stderr: rewritten in place on a terminal, one every few seconds elsewhere.
-struct Progress {
-    began: Instant,
-    shown: Option<Instant>,
-}
-
-impl Progress {
-    fn new() -> Progress {
-        Progress {
-            began: Instant::now(),
-            shown: None,
-        }
-    }
-
-    fn show(&mut self, done: u64, total: u64) {
-        let terminal = std::io::stderr().is_terminal();
-        let pause = Duration::from_millis(if terminal { 100 } else { 5000 });
-        let last = done >= total;
-        let due = self.shown.is_none_or(|shown| shown.elapsed() >= pause);
-        if !(due || last && terminal) {
-            return;
-        }
-        self.shown = Some(Instant::now());
-        let (start, end) = match (terminal, last) {
-            (true, false) => ("\r", ""),
-            (true, true) => ("\r", "\n"),
-            (false, _) => ("", "\n"),
-        };
-        let line = format!(
-            "{start}{:.0} of {:.0} MiB ({:.0} %){end}",
-            done as f64 / MIB,
-            total as f64 / MIB,
-            100.0 * done as f64 / total.max(1) as f64
-        );
-        drop(Stderr.write_all(line.as_bytes()));
     }
 }

@@ -2,6 +2,8 @@
 
 use super::device::{Candidate, Device};
 use super::memory_report::{HeldWhileServing, MemoryView};
+use super::memory_watch::{MemoryWatch, warn_of_earlier_kills};
+use super::progress::LoadingProgress;
 use super::rates::KnownRates;
 use super::trace::begin_trace;
 use super::{Usage, one_line};
@@ -26,7 +28,7 @@ use strata::placement::{
 };
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::trace::TraceFile;
-use strata::weights::{Lookahead, WeightsSettings};
+use strata::weights::{LoadProgress, Lookahead, WeightsSettings};
 
 /// A model that is loading.
 pub(crate) struct Loading {
@@ -42,6 +44,8 @@ pub(crate) struct Loading {
     pub(crate) model_context: usize,
     /// To be dropped after the engine has ended.
     pub(crate) trace: TraceFile,
+    /// Until it is dropped.
+    pub(crate) _memory_watch: MemoryWatch,
 }
 
 /// Reads everything but weights, makes the plan, and starts the engine, which allocates and loads on its thread.
@@ -75,6 +79,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     }
     let plan = Arc::clone(&planned.plan);
     check_machine(&plan)?;
+    warn_of_earlier_kills(&plan);
     for name in &plan.unused {
         tracing::warn!("tensor `{name}` is not used by this architecture");
     }
@@ -115,12 +120,22 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         let (view, metrics) = (Arc::clone(&view), metrics.clone());
         let weights = weights_settings(config);
         let threads = compute_threads(config).map_err(|error| Usage(error.to_string()))?;
+        let shown = LoadingProgress::new(config.log);
         move |progress: &Progress| {
-            make_model(planned, weights, threads, &metrics, &view, progress)
+            let on_progress = |now: LoadProgress| {
+                progress.set(now.ratio());
+                shown.hear(now);
+                !progress.is_cancelled()
+            };
+            make_model(planned, weights, threads, &metrics, &view, &on_progress)
                 .map_err(|error| one_line(&error))
         }
     };
-    let engine = Engine::start(make_model, settings, &metrics).context("start the engine")?;
+    let memory_watch = MemoryWatch::start(Arc::clone(&view));
+    let engine = Engine::start(make_model, settings, &metrics).context(
+        "start the engine: the system gives no thread, or no memory for its stack; raise the limit (the control group's, \
+         `ulimit -u`, `ulimit -v`)",
+    )?;
     Ok(Loading {
         engine,
         tokenizer,
@@ -131,6 +146,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         context: plan.context as usize,
         model_context,
         trace,
+        _memory_watch: memory_watch,
     })
 }
 
@@ -186,7 +202,8 @@ pub(super) fn check_machine(plan: &Plan) -> anyhow::Result<()> {
         && needed > free.bytes
     {
         tracing::warn!(
-            "the plan takes {} of memory and {} are free ({}): the system may end this process or others",
+            "the plan takes {} of memory and {} are free ({}): the system may end this process or others; first give a smaller \
+             --host-memory (of an emulated device, --device-memory), --context or --parallel",
             format_bytes(needed),
             format_bytes(free.bytes),
             free.limited_by
@@ -202,12 +219,8 @@ fn make_model(
     threads: ComputeThreads,
     metrics: &Metrics,
     view: &MemoryView,
-    progress: &Progress,
+    progress: &dyn Fn(LoadProgress) -> bool,
 ) -> anyhow::Result<Box<dyn Model>> {
-    let on_progress = |ratio: f64| {
-        progress.set(ratio);
-        !progress.is_cancelled()
-    };
     let pool = compute_pool(&threads);
     let LoadedModel {
         model,
@@ -219,7 +232,7 @@ fn make_model(
         &strata::weights::Loading {
             settings: weights,
             metrics,
-            progress: &on_progress,
+            progress,
         },
     )?;
     let (rung, reason) = match &reader {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 use strata::memory::{heap_live_bytes, heap_peak_bytes, restart_heap_peak};
-use strata::placement::{Plan, Tier, TierSplit};
+use strata::placement::{DeviceKind, Plan, Tier, TierSplit};
 use strata::weights::{Arenas, ReadsSoFar, Traffic};
 
 /// What the report is made of. `main` makes it, the engine thread completes it, HTTP threads read it.
@@ -32,6 +32,16 @@ pub(crate) struct Loaded {
     arenas: Arenas,
     /// What of the heap was in use before the first step.
     heap_at_rest: u64,
+}
+
+/// What the process holds in RAM, for a warning.
+#[derive(Clone, Debug)]
+pub(super) struct Holding {
+    pub(super) resident: u64,
+    /// What the plan takes of RAM, in arenas and outside.
+    pub(super) planned: u64,
+    /// What is outside the arenas, by item; nothing before there are arenas to tell it from.
+    pub(super) outside: Vec<(&'static str, u64)>,
 }
 
 impl MemoryView {
@@ -78,6 +88,8 @@ impl MemoryView {
             let resident = on_gpu.unwrap_or(resident.device_arena);
             tiers.push(tier(plan, Tier::Device, split, resident));
         }
+        let item = |(what, bytes): (&str, u64)| json!({"what": what, "bytes": bytes});
+        let overhead: Vec<Value> = self.overhead(&resident).into_iter().map(item).collect();
         let host = resident.host_arena + resident.model;
         tiers.push(tier(plan, Tier::Host, plan.host_split, host));
         tiers.push(json!({
@@ -102,7 +114,7 @@ impl MemoryView {
             },
             "stall_seconds": by_home(traffic.stall_seconds),
             "reads": reads(&traffic.reads),
-            "overhead": self.overhead(&resident),
+            "overhead": overhead,
             "heap": self.heap(),
             "process": {
                 "rss_bytes": resident.total(),
@@ -125,7 +137,7 @@ impl MemoryView {
 
     /// What the process holds outside the arenas, by item: with what is resident of the tiers, all of its RSS. The
     /// scratch of the plan that is not in arenas (activations) is part of it, although the budgets have room for it.
-    fn overhead(&self, resident: &Resident) -> Value {
+    fn overhead(&self, resident: &Resident) -> Vec<(&'static str, u64)> {
         let live = heap_live_bytes() as u64;
         let loaded = self.loaded.get();
         let at_rest = loaded.map_or(live, |loaded| loaded.heap_at_rest).min(live);
@@ -158,8 +170,24 @@ impl MemoryView {
             left + resident.main_stack,
         ));
         items.push(("queues shared with the kernel", resident.kernel));
-        let item = |(what, bytes): (&str, u64)| json!({"what": what, "bytes": bytes});
-        Value::Array(items.into_iter().map(item).collect())
+        items
+    }
+
+    pub(super) fn holding(&self) -> Holding {
+        let resident = self.resident();
+        let plan = &self.plan;
+        let of_device = plan
+            .device_split
+            .filter(|_| plan.device == DeviceKind::Emulated);
+        let planned = plan.host_split.claimed();
+        Holding {
+            resident: resident.total(),
+            planned: planned.saturating_add(of_device.map_or(0, |split| split.claimed())),
+            outside: match self.loaded.get() {
+                Some(_) => self.overhead(&resident),
+                None => Vec::new(),
+            },
+        }
     }
 
     /// The heap in use, beside the scratch that the plan has outside of arenas.

@@ -3,13 +3,26 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::{Mutex, PoisonError};
+
+/// Whether a bar is on the last line of the terminal. Held while something is written, so that lines and the bar do not
+/// run into each other.
+static HAS_BAR: Mutex<bool> = Mutex::new(false);
+
+/// To the start of the line, which is blank then.
+const ERASE: &str = "\r\u{1b}[K";
 
 /// Standard error that never fails, so that neither a log line nor a message can end the program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stderr;
 
 impl Write for Stderr {
+    /// A whole line comes at once. Where a bar is, the line takes its place, and the bar is shown again below.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let mut has_bar = HAS_BAR.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::mem::replace(&mut *has_bar, false) {
+            drop(io::stderr().write_all(ERASE.as_bytes()));
+        }
         drop(io::stderr().write_all(bytes));
         Ok(bytes.len())
     }
@@ -24,6 +37,18 @@ pub(crate) fn say(line: fmt::Arguments<'_>) {
     let mut text = line.to_string();
     text.push('\n');
     drop(Stderr.write_all(text.as_bytes()));
+}
+
+/// Puts a line without an end on the terminal, in place of the one before.
+pub(super) fn show_bar(line: &str) {
+    let mut has_bar = HAS_BAR.lock().unwrap_or_else(PoisonError::into_inner);
+    *has_bar = true;
+    drop(io::stderr().write_all(format!("{ERASE}{line}").as_bytes()));
+}
+
+/// Takes it away, where there is one.
+pub(super) fn erase_bar() {
+    drop(Stderr.write(b""));
 }
 
 /// An error and its causes in one line, joined by colons. What a cause says anyway, or what is said for it, is said

@@ -1,8 +1,9 @@
 //! How much memory `auto` is: what is free, by `MemAvailable` and by every control group above this process, less a
 //! reserve.
 
+use super::control_groups::{self, EarlierKills};
 use super::{Config, MemorySetting, format_bytes};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Left to the rest of the process and the machine: code, stacks, HTTP buffers, the page cache of other programs. On
 /// small machines a quarter of what is free, if that is less.
@@ -45,6 +46,8 @@ pub enum MemoryBudgetError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FreeMemory {
     pub bytes: u64,
+    /// Of how many: the control group's limit, or all the memory of the machine.
+    pub limit: u64,
     pub limited_by: &'static str,
 }
 
@@ -129,6 +132,11 @@ pub fn free_host_memory() -> std::io::Result<FreeMemory> {
     free_memory_under(Path::new("/"))
 }
 
+/// What the kernel has had to end in this process's control group before.
+pub fn earlier_kills() -> Option<EarlierKills> {
+    control_groups::earlier_kills(Path::new("/"))
+}
+
 /// All the memory and swap that this machine has: more can never be had.
 pub fn machine_memory_bytes() -> std::io::Result<u64> {
     let meminfo = std::fs::read_to_string("/proc/meminfo")?;
@@ -147,96 +155,18 @@ fn free_memory_under(root: &Path) -> std::io::Result<FreeMemory> {
     let meminfo = std::fs::read_to_string(root.join("proc/meminfo"))?;
     let available = kibibytes(&meminfo, "MemAvailable:")
         .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemAvailable"))?;
+    let total = kibibytes(&meminfo, "MemTotal:").unwrap_or(available);
     let mut free = FreeMemory {
         bytes: available.saturating_mul(1024),
+        limit: total.saturating_mul(1024),
         limited_by: "MemAvailable",
     };
-    // Without this file there are no control groups.
-    let groups = std::fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) =
-            (fields.next(), fields.next(), fields.next())
-        else {
-            continue;
-        };
-        let version = if controllers.is_empty() {
-            &VERSION_2
-        } else if controllers.split(',').any(|name| name == "memory") {
-            &VERSION_1
-        } else {
-            continue;
-        };
-        if let Some(bytes) = version.free(root, path)
-            && bytes < free.bytes
-        {
-            free = FreeMemory {
-                bytes,
-                limited_by: version.name,
-            };
-        }
+    if let Some(of_group) = control_groups::free(root)
+        && of_group.bytes < free.bytes
+    {
+        free = of_group;
     }
     Ok(free)
-}
-
-/// The files of one version of control groups.
-struct ControlGroups {
-    name: &'static str,
-    mount: &'static str,
-    limit: &'static str,
-    used: &'static str,
-    /// Cache that the kernel gives back first; counted as used and as good as free.
-    reclaimable: &'static str,
-}
-
-const VERSION_2: ControlGroups = ControlGroups {
-    name: "cgroup v2 limit",
-    mount: "sys/fs/cgroup",
-    limit: "memory.max",
-    used: "memory.current",
-    reclaimable: "inactive_file ",
-};
-const VERSION_1: ControlGroups = ControlGroups {
-    name: "cgroup v1 limit",
-    mount: "sys/fs/cgroup/memory",
-    limit: "memory.limit_in_bytes",
-    used: "memory.usage_in_bytes",
-    reclaimable: "total_inactive_file ",
-};
-
-impl ControlGroups {
-    /// The least that any group from `path` up to the root leaves. Inside a container the path is often the host's
-    /// and does not exist; then the mount itself is this process's group.
-    fn free(&self, root: &Path, path: &str) -> Option<u64> {
-        let mount = root.join(self.mount);
-        let mut directory: PathBuf = mount.join(path.trim_start_matches('/'));
-        let mut least = None;
-        loop {
-            if let Some(free) = self.free_of(&directory) {
-                least = Some(least.map_or(free, |least: u64| least.min(free)));
-            }
-            if directory == mount || !directory.pop() || !directory.starts_with(&mount) {
-                return least;
-            }
-        }
-    }
-
-    fn free_of(&self, directory: &Path) -> Option<u64> {
-        let number = |name: &str| -> Option<u64> {
-            let text = std::fs::read_to_string(directory.join(name)).ok()?;
-            // `max` is no limit.
-            text.trim().parse().ok()
-        };
-        let limit = number(self.limit)?;
-        let used = number(self.used)?;
-        let statistics = std::fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
-        let reclaimable = statistics
-            .lines()
-            .find_map(|line| line.strip_prefix(self.reclaimable))
-            .and_then(|number| number.trim().parse::<u64>().ok())
-            .unwrap_or(0);
-        Some(limit.saturating_sub(used.saturating_sub(reclaimable)))
-    }
 }
 
 #[cfg(test)]
@@ -264,7 +194,13 @@ mod tests {
     fn without_control_groups_it_is_mem_available() {
         let root = machine(&[MEMINFO]);
         let free = free_memory_under(root.path()).unwrap();
-        assert_eq!((free.bytes, free.limited_by), (16 * GIB, "MemAvailable"));
+        let expected = FreeMemory {
+            bytes: 16 * GIB,
+            limit: 32 * GIB,
+            limited_by: "MemAvailable",
+        };
+        assert_eq!(free, expected);
+        assert_eq!(control_groups::earlier_kills(root.path()), None);
     }
 
     #[test]
@@ -282,7 +218,72 @@ mod tests {
             ("sys/fs/cgroup/a/b/memory.current", "100\n"),
         ]);
         let free = free_memory_under(root.path()).unwrap();
-        assert_eq!((free.bytes, free.limited_by), (6 * GIB, "cgroup v2 limit"));
+        let expected = FreeMemory {
+            bytes: 6 * GIB,
+            limit: 8 * GIB,
+            limited_by: "cgroup v2 limit",
+        };
+        assert_eq!(free, expected);
+    }
+
+    /// A model that was served from the page cache is still there, in the same group and in active use: the next start
+    /// has that memory.
+    #[test]
+    fn cache_of_files_is_as_good_as_free() {
+        let limit = 8 * GIB;
+        let used = 6 * GIB;
+        for (group, folder, names, keys) in [
+            (
+                "0::/x\n",
+                "sys/fs/cgroup/x",
+                ["memory.max", "memory.current"],
+                ["inactive_file", "active_file"],
+            ),
+            (
+                "4:memory:/x\n",
+                "sys/fs/cgroup/memory/x",
+                ["memory.limit_in_bytes", "memory.usage_in_bytes"],
+                ["total_inactive_file", "total_active_file"],
+            ),
+        ] {
+            let statistics = format!("anon 1\n{} {GIB}\n{} {}\n", keys[0], keys[1], 4 * GIB);
+            let root = machine(&[
+                MEMINFO,
+                ("proc/self/cgroup", group),
+                (&format!("{folder}/{}", names[0]), &limit.to_string()),
+                (&format!("{folder}/{}", names[1]), &used.to_string()),
+                (&format!("{folder}/memory.stat"), &statistics),
+            ]);
+            assert_eq!(free_memory_under(root.path()).unwrap().bytes, 7 * GIB);
+        }
+    }
+
+    #[test]
+    fn processes_that_were_ended_are_those_of_the_own_group() {
+        let check = |files: &[(&str, &str)], expected: Option<(u64, &str)>| {
+            let root = machine(files);
+            let found = control_groups::earlier_kills(root.path());
+            let found = found.as_ref().map(|kills| {
+                let file = kills.file.strip_prefix(root.path()).unwrap();
+                (kills.count, file.to_str().unwrap())
+            });
+            assert_eq!(found, expected);
+        };
+        let v2 = ("proc/self/cgroup", "0::/a/b\n");
+        let above = ("sys/fs/cgroup/a/memory.events", "oom 9\noom_kill 9\n");
+        let own = |text| ("sys/fs/cgroup/a/b/memory.events", text);
+        let none = "low 0\nhigh 0\nmax 7\noom 0\noom_kill 0\noom_group_kill 0\n";
+        check(&[v2, above, own(none)], None);
+        let some = "low 0\nhigh 0\nmax 70\noom 4\noom_kill 3\noom_group_kill 0\n";
+        let file = "sys/fs/cgroup/a/b/memory.events";
+        check(&[v2, above, own(some)], Some((3, file)));
+        check(&[v2, own("oom_kill what\n")], None);
+        // In a container: the path is the host's.
+        let v1 = ("proc/self/cgroup", "3:cpu:/x\n4:memory:/docker/abc\n");
+        let file = "sys/fs/cgroup/memory/memory.oom_control";
+        let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 2\n";
+        check(&[v1, (file, text)], Some((2, file)));
+        check(&[v1], None);
     }
 
     #[test]

@@ -5,16 +5,18 @@
 //! help all come from that line, so the three sources cannot drift apart. Flags win over the environment, which wins
 //! over the file. An unknown key in the file or in `STRATA_*` is an error that names it.
 
+mod control_groups;
 mod keys;
 mod memory;
 mod processors;
 mod size;
 mod sources;
 
+pub use control_groups::EarlierKills;
 pub use keys::{KEYS, Key};
 pub use memory::{
     Budgets, DeviceTier, FreeDeviceMemory, FreeMemory, HOST_RESERVE_BYTES, MemoryBudgetError,
-    budgets, free_host_memory, machine_memory_bytes,
+    budgets, earlier_kills, free_host_memory, machine_memory_bytes,
 };
 pub use processors::{ComputeThreads, PinError, compute_threads, processor_name};
 pub use size::{format_bytes, parse_rate, parse_size};

@@ -14,7 +14,9 @@
 
 use super::cuda::{CudaDevice, CudaError};
 use std::io;
+use std::num::NonZero;
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Every span starts at a multiple of this and has a multiple of it as its length: a page, and at least the logical
@@ -23,6 +25,11 @@ pub const SPAN_ALIGNMENT: usize = 4096;
 
 /// The kernel's huge page on x86-64 and on arm64 with 4 KiB pages. An arena starts at a multiple of it.
 const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// What one thread populates at a time.
+const POPULATE_BYTES: usize = 64 << 20;
+/// More threads than these do not zero memory faster.
+const POPULATE_THREADS_MAX: usize = 8;
 
 /// A range of one arena.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -56,8 +63,10 @@ impl Span {
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryError {
     #[error(
-        "map {bytes} bytes for the {arena} arena: {source}; the machine does not have them: set a smaller --{arena}-memory, \
-         --context or --parallel"
+        "the system refused {bytes} bytes ({:.1} MiB) for the {arena} arena: {source}; most likely the budget is larger than \
+         what this machine, its control group or `ulimit -v` leaves; first give a smaller --{arena}-memory, --context or \
+         --parallel",
+        mebibytes(*bytes)
     )]
     Map {
         arena: &'static str,
@@ -65,8 +74,9 @@ pub enum MemoryError {
         source: io::Error,
     },
     #[error(
-        "allocate {bytes} bytes on {device}: {source}; give a smaller --device-memory (another program may have taken what \
-         was free)"
+        "{device} refused {bytes} bytes ({:.1} MiB) for the device arena: {source}; most likely another program has taken \
+         what was free when the plan was made; first end it (`nvidia-smi` lists them), or give a smaller --device-memory",
+        mebibytes(*bytes)
     )]
     Device {
         bytes: usize,
@@ -84,6 +94,10 @@ pub enum MemoryError {
         file: std::path::PathBuf,
         source: io::Error,
     },
+}
+
+fn mebibytes(bytes: usize) -> f64 {
+    bytes as f64 / (1u64 << 20) as f64
 }
 
 /// One contiguous piece of memory.
@@ -179,6 +193,42 @@ impl Arena {
                 high: bytes,
             }),
         }
+    }
+
+    /// Has the kernel give all pages of the mapping now, zeroed by several threads at once. Otherwise the one that registers
+    /// or locks them has to wait for each: a drive reads about as fast as one thread zeroes. False where the kernel does not
+    /// do that (before 5.14): then pages come when they are touched.
+    pub fn populate(&self) -> bool {
+        let Memory::Mapped { base, .. } = &self.memory else {
+            return false;
+        };
+        let base = base.addr().get();
+        let next = AtomicUsize::new(0);
+        let refused = AtomicBool::new(false);
+        let populate = || {
+            while !refused.load(Ordering::Relaxed) {
+                let offset = next.fetch_add(POPULATE_BYTES, Ordering::Relaxed);
+                if offset >= self.bytes {
+                    break;
+                }
+                let bytes = POPULATE_BYTES.min(self.bytes - offset);
+                let start = std::ptr::without_provenance_mut(base + offset);
+                // SAFETY: the range lies inside the mapping, which `self` keeps; its bytes do not change.
+                let result = unsafe { libc::madvise(start, bytes, libc::MADV_POPULATE_WRITE) };
+                refused.fetch_or(result != 0, Ordering::Relaxed);
+            }
+        };
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let pieces = self.bytes.div_ceil(POPULATE_BYTES);
+        std::thread::scope(|scope| {
+            for _ in 1..threads.min(pieces).min(POPULATE_THREADS_MAX) {
+                // One that the system refuses is done without.
+                let thread = std::thread::Builder::new().name("populate".to_owned());
+                let _ = thread.spawn_scoped(scope, populate);
+            }
+            populate();
+        });
+        !refused.into_inner()
     }
 
     /// Locks as much of the mapping to its pages as the system lets, from the low end on, where rings are: all of it, or
@@ -536,10 +586,18 @@ mod tests {
     #[test]
     fn an_arena_that_no_machine_has_is_an_error() {
         for bytes in [usize::MAX, isize::MAX as usize, 1 << 60] {
-            assert!(matches!(
-                Arena::new("host", bytes),
-                Err(MemoryError::Map { .. })
-            ));
+            let error = Arena::new("host", bytes).unwrap_err();
+            assert!(matches!(error, MemoryError::Map { .. }), "{error}");
+            // The tier, the bytes, the cause, what to do.
+            let bytes = bytes.to_string();
+            for part in [
+                "host arena",
+                &bytes,
+                "ulimit -v",
+                "first give a smaller --host-memory",
+            ] {
+                assert!(error.to_string().contains(part), "{error}");
+            }
         }
     }
 
@@ -572,6 +630,29 @@ mod tests {
             assert!(arena.bytes(other).iter().all(|&byte| byte == 7));
         }
         assert!(f32::from_le_bytes([0xFF; 4]).is_nan());
+    }
+
+    #[test]
+    fn pages_are_there_when_they_were_populated_and_hold_what_they_held() {
+        let bytes = POPULATE_BYTES + 3 * SPAN_ALIGNMENT;
+        let arena = Arena::new("host", bytes).unwrap();
+        let span = arena.allocate_low(bytes).unwrap();
+        let last = span.part(bytes - 5, 5);
+        // SAFETY: this thread is the only user of the arena.
+        unsafe { arena.fill(last, 9) };
+        if !arena.populate() {
+            eprintln!("skipped: the kernel gives pages only when they are touched");
+            return;
+        }
+        let mut pages = vec![0u8; bytes / SPAN_ALIGNMENT];
+        // SAFETY: the range is the arena's, and there is a byte for each of its pages.
+        let result =
+            unsafe { libc::mincore(arena.pointer(span).cast(), bytes, pages.as_mut_ptr()) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        assert!(pages.iter().all(|page| page & 1 == 1), "{pages:?}");
+        // SAFETY: as above.
+        assert_eq!(unsafe { arena.bytes(last) }, [9; 5]);
+        assert!(Arena::new("host", 0).unwrap().populate());
     }
 
     #[test]

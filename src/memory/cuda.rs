@@ -13,8 +13,8 @@
     reason = "calls the CUDA driver with addresses of arenas, whose life and bounds are shown at each call"
 )]
 
-use super::Event;
 use super::cuda_clock::{Clock, Moment};
+use super::{Event, Phase};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
@@ -293,7 +293,11 @@ impl CudaDevice {
             // SAFETY: the context is current; the address is kept by the arena, which releases it once.
             unsafe { result::malloc_sync(bytes) }
         });
-        allocated.map_err(|error| call("allocate device memory", error))
+        // Whoever takes an arena has advice of its own.
+        allocated.map_err(|error| CudaError::Call {
+            action: "allocate device memory",
+            why: named(error),
+        })
     }
 
     /// # Safety
@@ -319,7 +323,11 @@ impl CudaDevice {
                     .result()
             }
         });
-        locked.map_err(|error| call("lock memory to its pages", error))
+        // It is memory of the host, of which the caller knows more.
+        locked.map_err(|error| CudaError::Call {
+            action: "lock memory to its pages",
+            why: named(error),
+        })
     }
 
     /// # Safety
@@ -385,8 +393,22 @@ fn call(action: &'static str, error: DriverError) -> CudaError {
     }
 }
 
-/// "CUDA_ERROR_OUT_OF_MEMORY: out of memory"; the number of an error that the driver has no name for.
+/// "CUDA_ERROR_INVALID_VALUE: invalid argument"; where the device has no memory left, with when that was, the likeliest
+/// cause and what to try first: the arena is taken already, so it is the driver that wants more.
 pub fn in_words(error: DriverError) -> String {
+    let name = named(error);
+    match error.0 {
+        sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => format!(
+            "{name} while {}; most likely another program has taken memory of the device, or the budget leaves the driver \
+             too little; first give a smaller --device-memory",
+            Phase::now()
+        ),
+        _ => name,
+    }
+}
+
+/// The number of an error that the driver has no name for.
+fn named(error: DriverError) -> String {
     match (error.error_name(), error.error_string()) {
         (Ok(name), Ok(text)) => format!("{}: {}", name.to_string_lossy(), text.to_string_lossy()),
         _ => format!("error {}", error.0 as u32),

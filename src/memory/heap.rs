@@ -1,11 +1,13 @@
 //! The heap, counted. The program installs [`CountingHeap`] as its allocator, so that what is in use outside the arenas
-//! is a fact and not an estimate; where it is not installed every count is 0.
+//! is a fact and not an estimate; where it is not installed every count is 0. When the system refuses, one line says what
+//! for, what most likely is the cause, and what to try first, before the caller ends the process.
 
 #![expect(
     unsafe_code,
     reason = "an allocator is unsafe to implement; this one passes every call on and counts"
 )]
 
+use super::phase::tell_that_the_heap_is_refused;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -43,25 +45,26 @@ fn subtract(bytes: usize) {
     LIVE.fetch_sub(bytes, Ordering::Relaxed);
 }
 
+/// What was given counts; that nothing was given is said. Neither allocates or unwinds.
+fn counted(pointer: *mut u8, bytes: usize) -> *mut u8 {
+    match pointer.is_null() {
+        false => add(bytes),
+        true => tell_that_the_heap_is_refused(bytes),
+    }
+    pointer
+}
+
 // SAFETY: every method passes its arguments on to `System`, unchanged, and returns what `System` returns; counting
 // allocates nothing and does not unwind.
 unsafe impl GlobalAlloc for CountingHeap {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller keeps the contract of this method, which is that of `System`.
-        let pointer = unsafe { System.alloc(layout) };
-        if !pointer.is_null() {
-            add(layout.size());
-        }
-        pointer
+        counted(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as in `alloc`.
-        let pointer = unsafe { System.alloc_zeroed(layout) };
-        if !pointer.is_null() {
-            add(layout.size());
-        }
-        pointer
+        counted(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
@@ -72,9 +75,8 @@ unsafe impl GlobalAlloc for CountingHeap {
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: as in `dealloc`.
-        let moved = unsafe { System.realloc(pointer, layout, size) };
+        let moved = counted(unsafe { System.realloc(pointer, layout, size) }, size);
         if !moved.is_null() {
-            add(size);
             subtract(layout.size());
         }
         moved
@@ -83,7 +85,9 @@ unsafe impl GlobalAlloc for CountingHeap {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Phase;
     use super::*;
+    use std::process::Command;
 
     #[test]
     fn what_is_given_back_is_not_live() {
@@ -105,5 +109,95 @@ mod tests {
             heap.dealloc(second, large);
         }
         assert_eq!((heap_live_bytes(), heap_peak_bytes()), (0, 3000));
+    }
+
+    /// Tells a process of this test binary that it is the child of the test below.
+    const CHILD: &str = "STRATA_TEST_HEAP_REFUSED";
+
+    #[test]
+    fn a_refusal_names_the_phase_the_bytes_the_cause_and_what_to_do() {
+        let name = format!("{}::child", module_path!().split_once("::").unwrap().1);
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args([name.as_str(), "--exact", "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{text}");
+        let lines: Vec<&str> = text
+            .lines()
+            .filter(|line| line.starts_with("strata: "))
+            .collect();
+        let expected = [
+            ["while starting", "4611686018427387904 bytes", "ulimit -v"],
+            [
+                "while loading",
+                "4611686018427387905 bytes",
+                "--host-memory",
+            ],
+            ["first step, 512 ", "4611686018427387906 bytes", "reserve"],
+            ["between", "4611686018427387907 bytes", "another program"],
+            [
+                "prompt's step, 96 ",
+                "4611686018427387908 bytes",
+                "--step-width",
+            ],
+            [
+                "decoding, 2 ",
+                "4611686018427387908 bytes",
+                "another program",
+            ],
+            // Of another model.
+            ["first step, 1 ", "4611686018427387908 bytes", "reserve"],
+        ];
+        assert_eq!(lines.len(), expected.len(), "{text}");
+        for (line, parts) in lines.iter().zip(expected) {
+            for part in ["out of memory", "most likely", "first "]
+                .iter()
+                .chain(&parts)
+            {
+                assert!(line.contains(part), "{line:?} lacks {part:?}");
+            }
+        }
+    }
+
+    /// Does nothing unless it runs in the child process of the test above: the phase is of a process.
+    #[test]
+    fn child() {
+        if std::env::var_os(CHILD).is_none() {
+            return;
+        }
+        // More than any address space has.
+        let layout = |more: usize| Layout::from_size_align((1 << 62) + more, 1).unwrap();
+        let heap = CountingHeap;
+        let small = Layout::from_size_align(8, 1).unwrap();
+        // The compiler leaves out an allocation that nobody uses.
+        let refused = |pointer: *mut u8| std::hint::black_box(pointer).is_null();
+        // SAFETY: the layouts are not empty; what is not refused is given back with the layout that it was taken with,
+        // which a refused `realloc` leaves as it was.
+        unsafe {
+            for _ in 0..2 {
+                assert!(refused(heap.alloc(layout(0))));
+            }
+            Phase::begin_loading();
+            assert!(refused(heap.alloc_zeroed(layout(1))));
+            let kept = std::hint::black_box(heap.alloc(small));
+            {
+                let _step = Phase::begin_step(512, true);
+                assert!(refused(heap.realloc(kept, small, layout(2).size())));
+            }
+            assert_eq!(heap_live_bytes(), small.size());
+            heap.dealloc(kept, small);
+            assert!(refused(heap.alloc(layout(3))));
+            for (width, has_prompt) in [(96, true), (2, false)] {
+                let _step = Phase::begin_step(width, has_prompt);
+                assert!(refused(heap.alloc(layout(4))));
+            }
+            Phase::begin_loading();
+            Phase::end_loading();
+            let _step = Phase::begin_step(1, false);
+            assert!(refused(heap.alloc(layout(4))));
+        }
+        assert_eq!(heap_live_bytes(), 0);
     }
 }

@@ -1,5 +1,5 @@
 //! All raw memory and I/O: arenas, the storage reader, CUDA devices and their streams, the copy stream of the emulated
-//! device, mapped files.
+//! device, mapped files. And, for when memory runs out, what the process is doing (`phase`).
 //!
 //! The rest of the program sees regions (owned ranges of an arena), tickets (numbers of its own choosing) and callbacks;
 //! it never sees a file descriptor or a ring. A `RegionReader` brings bytes from the model file into a region, a
@@ -28,6 +28,7 @@ mod io_thread;
 mod io_uring;
 mod ladder;
 mod mapped;
+mod phase;
 mod pread;
 mod reader;
 mod region;
@@ -48,6 +49,7 @@ pub use heap::{CountingHeap, heap_live_bytes, heap_peak_bytes, restart_heap_peak
 pub use io_thread::ReadError;
 pub use ladder::{ReaderChoice, Requests, Rung};
 pub use mapped::MappedFile;
+pub use phase::{Phase, StepScope};
 pub use region::{
     Ordered, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,
 };

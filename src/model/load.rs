@@ -9,7 +9,7 @@ use super::matrix::ModelError;
 use super::step::Compute;
 use crate::gguf::{Gguf, GgufError, Hyperparameters};
 use crate::kernels::ComputePool;
-use crate::memory::{CudaError, MemoryError, Rung, logical_block_bytes};
+use crate::memory::{CudaError, MemoryError, Phase, Rung, logical_block_bytes};
 use crate::metrics::Metrics;
 use crate::placement::{DeviceKind, Plan, PlanError, PlanRequest, Tier, plan};
 use crate::trace::Trace;
@@ -112,6 +112,7 @@ impl PlannedModel {
         pool: ComputePool,
         loading: &Loading<'_>,
     ) -> Result<LoadedModel, OpenError> {
+        Phase::begin_loading();
         let device = self.gpu.as_ref().map(|gpu| &gpu.device);
         let arenas = Arenas::allocate(&self.plan, device)?;
         // First, so that what crosses the link with a step lies in what is locked to its pages.
@@ -150,6 +151,7 @@ impl PlannedModel {
             // Everything that was sent has arrived, or the model is not loaded.
             gpu.device.synchronise().map_err(OpenError::Device)?;
         }
+        Phase::end_loading();
         Ok(LoadedModel {
             model: Box::new(model),
             reader,

@@ -29,6 +29,11 @@ impl Batch<'_> {
     pub fn width(&self) -> usize {
         self.runs.iter().map(|run| run.tokens.len()).sum()
     }
+
+    /// Whether a sequence has more than the one token that decoding gives it.
+    pub fn has_prompt(&self) -> bool {
+        self.runs.iter().any(|run| run.tokens.len() > 1)
+    }
 }
 
 /// Consecutive tokens of one sequence. No page stands in two runs of a batch.

@@ -9,6 +9,7 @@ use super::matrix::Matrix;
 use super::{Batch, Run, StepError};
 use crate::kernels::{RopeAngles, RopePairs, RopeTable};
 use crate::kv_cache::KvStore;
+use crate::memory::{Phase, StepScope};
 use crate::trace::StepSpan;
 use crate::weights::{Pass, Weights};
 use candle_core::Tensor;
@@ -72,6 +73,7 @@ pub(super) struct Step<'m> {
     angles: RopeAngles,
     // Dropped last, when the pass is over.
     span: StepSpan,
+    _phase: StepScope,
 }
 
 /// A layer's part of the KV cache.
@@ -88,6 +90,7 @@ impl<'m> Step<'m> {
         rope: &RopeTable,
         cancelled: &'m dyn Fn() -> bool,
     ) -> Result<Step<'m>, StepError> {
+        let phase = Phase::begin_step(batch.width(), batch.has_prompt());
         let span = weights.trace().step(batch.width());
         let angles = rope.angles(&positions(batch));
         // Before the device is asked whether all went well since the last step: where not, the pass is given up, and what
@@ -102,6 +105,7 @@ impl<'m> Step<'m> {
             batch,
             angles,
             span,
+            _phase: phase,
         })
     }
 

@@ -1,6 +1,7 @@
 //! Brings the resident groups home, once, at start.
 
 use super::file_watch::FileWatch;
+use super::load_order::{InFlight, Move, Staged};
 use super::pipeline::{Lookahead, Pipeline};
 use super::rows::EmbeddingSlice;
 use super::shared::{FIRST_WIDTH, Links, Shared, streamed};
@@ -20,9 +21,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Weak};
 
-/// Host groups that are read at the same time while loading: enough to keep a drive busy, few enough to see progress.
-const LOADS_IN_FLIGHT: usize = 4;
-
 /// The memory of each tier, as large as the plan says.
 #[derive(Clone)]
 pub struct Arenas {
@@ -36,6 +34,9 @@ impl Arenas {
     /// pages and I/O buffers here and nowhere else.
     pub fn allocate(plan: &Plan, cuda: Option<&Arc<CudaDevice>>) -> Result<Arenas, MemoryError> {
         let mut host = Arena::new("host", plan.arena_bytes(Tier::Host) as usize)?;
+        if !plan.mapped {
+            host.populate();
+        }
         let device_bytes = plan.arena_bytes(Tier::Device) as usize;
         let device = match (plan.device, cuda) {
             (DeviceKind::Cpu, _) => None,
@@ -112,8 +113,25 @@ pub enum ModelFile<'a> {
 pub struct Loading<'a> {
     pub settings: WeightsSettings,
     pub metrics: &'a Metrics,
-    /// Hears the share of resident bytes that is loaded, 0 to 1; loading ends with an error when it answers false.
-    pub progress: &'a dyn Fn(f64) -> bool,
+    /// Hears how far it is, before the first byte and after each group; loading ends with an error when it answers false.
+    pub progress: &'a dyn Fn(LoadProgress) -> bool,
+}
+
+/// Of the groups that rest in memory. Where the file is mapped nothing is loaded, and both are 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadProgress {
+    pub loaded_bytes: u64,
+    pub total_bytes: u64,
+}
+
+impl LoadProgress {
+    /// 0 to 1.
+    pub fn ratio(self) -> f64 {
+        match self.total_bytes {
+            0 => 1.0,
+            total => self.loaded_bytes as f64 / total as f64,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -189,6 +207,7 @@ impl Weights {
             check_size(path, gguf, map.bytes().len() as u64)?;
             mapped = Some(map);
             shared.set_homes(vec![Home::Mapped; plan.groups.len()]);
+            progress(LoadProgress::default());
         } else {
             assert!(!plan.mapped, "a plan for a mapped file needs its path");
             let is_at_path = matches!(file, ModelFile::At(_));
@@ -206,7 +225,6 @@ impl Weights {
                 }
             }
         }
-        progress(1.0);
         let embedding_slices = embedding_slices(gguf, &plan);
         let Some((_, embedding)) = gguf.tensor("token_embd.weight") else {
             unreachable!("the plan was made for a model with a token embedding");
@@ -325,7 +343,7 @@ fn load_homes(
     arenas: &Arenas,
     shared: &Shared,
     names: &[String],
-    progress: &dyn Fn(f64) -> bool,
+    progress: &dyn Fn(LoadProgress) -> bool,
 ) -> Result<Vec<Home>, LoadError> {
     let resident_bytes: u64 = plan
         .groups
@@ -334,14 +352,17 @@ fn load_homes(
         .filter(|(_, residence)| residence.home != Tier::Storage)
         .map(|(group, _)| group.entry_bytes)
         .sum();
-    let mut loaded = 0;
-    let mut advance = |group: usize| {
-        loaded += plan.groups[group].entry_bytes;
-        match progress(loaded as f64 / resident_bytes.max(1) as f64) {
-            true => Ok(()),
-            false => Err(LoadError::Cancelled),
-        }
+    let mut loaded_bytes = 0;
+    let mut advance = |bytes: u64| {
+        loaded_bytes += bytes;
+        let total_bytes = resident_bytes;
+        let goes_on = progress(LoadProgress {
+            loaded_bytes,
+            total_bytes,
+        });
+        goes_on.then_some(()).ok_or(LoadError::Cancelled)
     };
+    advance(0)?;
     let mut homes: Vec<Home> = plan
         .groups
         .iter()
@@ -383,65 +404,114 @@ fn load_homes(
             let done = shared.wait_copy(shared.begin_copy(done.region, home, bytes));
             at_home(done.destination)
         };
-        advance(index)?;
+        advance(group.entry_bytes)?;
     }
 
-    let mut staging = shared.borrow_host_entries();
-    let ring_entries = staging.len();
+    // Regions that device homes are loaded through, each with the group whose home it is to be.
+    let ring = shared.borrow_host_entries();
+    let ring_entries = ring.len();
+    let mut staging: Vec<(Option<usize>, Region)> = Vec::new();
+    staging.extend(ring.into_iter().map(|entry| (None, entry)));
     if plan.staging_bytes > 0 {
-        staging.push(Region::allocate_low(
-            &arenas.host,
-            plan.staging_bytes as usize,
-        )?);
+        let region = Region::allocate_low(&arenas.host, plan.staging_bytes as usize)?;
+        staging.push((None, region));
     }
-    let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
-    let mut copies: VecDeque<(usize, u64)> = VecDeque::new();
+    // With one alone the drive would wait for each copy, and with few small ones it is never busy. Homes on the host are
+    // loaded last: until then those that are large enough serve too.
+    let mut regions = InFlight::default();
+    for (_, region) in &staging {
+        regions.add(region.bytes_total() as u64);
+    }
     let mut waiting = with_home(Tier::Device)
         .map(|(index, _)| index)
         .filter(|index| !is_small(index))
-        .peekable();
-    while waiting.peek().is_some() || !reads.is_empty() || !copies.is_empty() {
-        if let Some(&index) = waiting.peek()
-            && let Some(region) = staging.pop()
-        {
-            let ticket = shared.begin_group_read(region, GroupId(index as u32));
-            reads.push_back((index, ticket));
-            waiting.next();
-        } else if let Some((index, ticket)) = reads.pop_front() {
-            let done = shared.wait_read(ticket);
-            done.result.map_err(|source| failed(index, source))?;
-            let bytes = plan.groups[index].entry_bytes as usize;
-            let home = Region::allocate_low(arenas.of(Tier::Device), bytes)?;
-            copies.push_back((index, shared.begin_copy(done.region, home, bytes)));
-        } else if let Some((index, ticket)) = copies.pop_front() {
-            let done = shared.wait_copy(ticket);
-            staging.extend(Arc::into_inner(done.source));
-            homes[index] = at_home(done.destination);
-            advance(index)?;
+        .collect::<VecDeque<usize>>();
+    let entry_bytes = |index: usize| plan.groups[index].entry_bytes;
+    let largest = waiting.iter().map(|&index| entry_bytes(index)).max();
+    let mut host_homes: Vec<Option<Region>> = plan.groups.iter().map(|_| None).collect();
+    for (index, _) in with_home(Tier::Host) {
+        let bytes = entry_bytes(index);
+        let region = Region::allocate_low(&arenas.host, bytes as usize)?;
+        let serves = largest.is_some_and(|largest| bytes >= largest);
+        if serves && regions.wants_more() {
+            regions.add(bytes);
+            staging.insert(0, (Some(index), region));
         } else {
-            unreachable!("the plan has a host ring or staging wherever groups rest on a device");
+            host_homes[index] = Some(region);
+        }
+    }
+    let mut reads: VecDeque<(usize, Option<usize>, u64)> = VecDeque::new();
+    let mut copies: VecDeque<(usize, Option<usize>, u64)> = VecDeque::new();
+    loop {
+        let staged = Staged {
+            waiting: waiting.len(),
+            free_regions: staging.len(),
+            reads: reads.len(),
+            copies: copies.len(),
+        };
+        match staged.next_move() {
+            Some(Move::Read) => {
+                if let (Some(index), Some((lender, region))) = (waiting.pop_front(), staging.pop())
+                {
+                    let ticket = shared.begin_group_read(region, GroupId(index as u32));
+                    reads.push_back((index, lender, ticket));
+                }
+            }
+            Some(Move::AwaitRead) => {
+                if let Some((index, lender, ticket)) = reads.pop_front() {
+                    let done = shared.wait_read(ticket);
+                    done.result.map_err(|source| failed(index, source))?;
+                    let bytes = entry_bytes(index) as usize;
+                    let home = Region::allocate_low(arenas.of(Tier::Device), bytes)?;
+                    let ticket = shared.begin_copy(done.region, home, bytes);
+                    copies.push_back((index, lender, ticket));
+                }
+            }
+            Some(Move::AwaitCopy) => {
+                if let Some((index, lender, ticket)) = copies.pop_front() {
+                    let done = shared.wait_copy(ticket);
+                    staging.extend(Arc::into_inner(done.source).map(|region| (lender, region)));
+                    homes[index] = at_home(done.destination);
+                    advance(entry_bytes(index))?;
+                }
+            }
+            None => break,
+        }
+    }
+    assert!(
+        waiting.is_empty(),
+        "the plan has a host ring or staging wherever groups rest on a device"
+    );
+    let mut ring = Vec::new();
+    for (lender, region) in staging {
+        match lender {
+            Some(index) => host_homes[index] = Some(region),
+            None => ring.push(region),
         }
     }
     // Entries are alike; a staging region is not part of the ring, and there is one only where there is no ring.
-    staging.truncate(ring_entries);
-    assert_eq!(staging.len(), ring_entries, "every ring entry came back");
-    shared.return_host_entries(staging);
+    ring.truncate(ring_entries);
+    assert_eq!(ring.len(), ring_entries, "every ring entry came back");
+    shared.return_host_entries(ring);
 
+    let mut in_flight = InFlight::default();
     let mut reads: VecDeque<(usize, u64)> = VecDeque::new();
     let mut waiting = with_home(Tier::Host).map(|(index, _)| index).peekable();
     while waiting.peek().is_some() || !reads.is_empty() {
-        if reads.len() < LOADS_IN_FLIGHT
+        if in_flight.wants_more()
             && let Some(index) = waiting.next()
         {
-            let bytes = plan.groups[index].entry_bytes as usize;
-            let home = Region::allocate_low(&arenas.host, bytes)?;
-            let ticket = shared.begin_group_read(home, GroupId(index as u32));
-            reads.push_back((index, ticket));
+            let Some(home) = host_homes[index].take() else {
+                unreachable!("a home that was lent came back");
+            };
+            in_flight.add(entry_bytes(index));
+            reads.push_back((index, shared.begin_group_read(home, GroupId(index as u32))));
         } else if let Some((index, ticket)) = reads.pop_front() {
             let done = shared.wait_read(ticket);
             done.result.map_err(|source| failed(index, source))?;
             homes[index] = Home::Resident(Arc::new(done.region));
-            advance(index)?;
+            in_flight.remove(entry_bytes(index));
+            advance(entry_bytes(index))?;
         }
     }
     Ok(homes)

@@ -14,6 +14,7 @@ mod checksums;
 mod file_watch;
 mod lease;
 mod load;
+mod load_order;
 mod pipeline;
 mod rows;
 mod shared;
@@ -22,7 +23,7 @@ mod spans;
 mod verify;
 
 pub use lease::{Lease, LeaseError, Pass};
-pub use load::{Arenas, LoadError, Loading, ModelFile, WeightsSettings};
+pub use load::{Arenas, LoadError, LoadProgress, Loading, ModelFile, WeightsSettings};
 pub use pipeline::Lookahead;
 pub use rows::GatheredRows;
 pub use spans::HostComputation;

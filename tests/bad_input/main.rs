@@ -14,6 +14,7 @@ mod budgets;
 mod files;
 mod headers;
 mod models_that_do_not_add_up;
+mod out_of_memory;
 mod output;
 mod settings;
 

@@ -4,7 +4,10 @@ use crate::client::Response;
 use crate::device::device;
 use crate::program::{Page, Program, get, post, wait_until_ready};
 use crate::run::{root, smollm2};
+use cudarc::driver::DriverError;
+use cudarc::driver::sys::CUresult;
 use serde_json::{Value, json};
+use strata::memory::{Arena, in_words};
 
 fn greedy(address: std::net::SocketAddr) -> Value {
     let body = json!({
@@ -104,6 +107,32 @@ fn a_budget_beyond_what_is_free_is_refused_with_both_figures() {
         log.contains("--device-memory") && log.contains("free on the device"),
         "{log}"
     );
+}
+
+/// Another program may take what was free when the plan was made.
+#[test]
+fn memory_that_the_device_has_no_longer_is_refused_with_what_to_do() {
+    let Some(device) = device() else { return };
+    let (free, _) = device.gpu.device.memory_bytes().unwrap();
+    let more = free as usize + (1 << 30);
+    let error = Arena::on_cuda("device", more, &device.gpu.device).unwrap_err();
+    let error = error.to_string();
+    let bytes = more.to_string();
+    for part in ["device arena", &bytes, "another program", "--device-memory"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert_eq!(error.matches("first ").count(), 1, "one advice: {error}");
+    // What the driver wants for itself.
+    let told = in_words(DriverError(CUresult::CUDA_ERROR_OUT_OF_MEMORY));
+    for part in [
+        "OUT_OF_MEMORY",
+        " while ",
+        "first give a smaller --device-memory",
+    ] {
+        assert!(told.contains(part), "{told}");
+    }
+    let other = in_words(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE));
+    assert!(!other.contains("--device-memory"), "{other}");
 }
 
 #[test]

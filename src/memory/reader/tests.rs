@@ -11,6 +11,8 @@ use super::super::ladder::open_with_limits;
 use super::*;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
