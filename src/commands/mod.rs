@@ -3,6 +3,7 @@
 mod bench;
 mod bench_rates;
 mod bench_rates_report;
+mod contention;
 mod device;
 mod files;
 mod generate;

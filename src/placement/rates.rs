@@ -472,7 +472,7 @@ mod tests {
         check(|r| r.processors = Some(0), "processors");
 
         let good = measured_card().to_toml();
-        let error = HardwareCard::parse(&format!("{good}\nlinkrate = 3\n")).unwrap_err();
+        let error = HardwareCard::parse(&format!("linkrate = 3\n{good}")).unwrap_err();
         assert!(error.to_string().contains("linkrate"), "{error}");
         let text = good.replace("threads = 8", "threads = 8\nthread = 9");
         let error = HardwareCard::parse(&text).unwrap_err().to_string();
