@@ -1,5 +1,5 @@
-//! Whether this process had the processors while it measured: the kernel counts how long each thread was ready to run and
-//! did not.
+//! Whether this process had the processors while it measured: the kernel counts how long each thread was ready to run
+//! and did not.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_rates;
+mod bench_rates_profile;
 mod bench_rates_report;
 mod contention;
 mod device;

@@ -59,8 +59,8 @@ pub struct ProductRate {
 pub struct AttentionRates {
     /// Bytes of keys and values per second, for one token over a long context.
     pub bytes_per_second: f64,
-    /// Floating-point operations per second for a prompt's chunk: 4 * heads * head length for each pair of a token and a
-    /// position that it sees.
+    /// Floating-point operations per second for a prompt's chunk: 4 * heads * head length for each pair of a token and
+    /// a position that it sees.
     pub flops_per_second: f64,
 }
 
