@@ -190,7 +190,7 @@ fn a_stored_profile_counts_where_it_belongs() {
     assert_contains(&plan.stderr, "threads computed");
 
     // A stored file that is none ends nothing; one that was asked for by name does.
-    let bad = format!("{text}\nspeed = 3\n");
+    let bad = format!("speed = 3\n{text}");
     std::fs::write(place.stored(), &bad).unwrap();
     let plan = place.plan(&[]);
     assert_contains(plan.success(), "\nrates: assumed\n");

@@ -1,5 +1,5 @@
-//! How fast weights are copied from the host arena to the device's, by the stream that serves: one thread on the emulated
-//! device, the copy engine of a GPU.
+//! How fast weights are copied from the host arena to the device's, by the stream that serves: one thread on the
+//! emulated device, the copy engine of a GPU.
 
 use crate::memory::{Arena, CudaDevice, CudaError, Event, MemoryError, Region, RegionCopies};
 use std::sync::Arc;

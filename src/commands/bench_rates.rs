@@ -1,34 +1,34 @@
-//! `strata bench rates`: measures what the parts of this machine reach, each through the code that serves, and stores it
-//! as the profile that plans are predicted from.
+//! `strata bench rates`: measures what the parts of this machine reach, each through the code that serves, and stores
+//! it as the profile that plans are predicted from.
 //!
 //! Parts share the time that was given. An interruption at any moment leaves the stored profile as it was: it is
 //! replaced by another file, whole, at the end.
 
 use super::Usage;
+use super::bench_rates_profile::{Destination, card, rounded, store};
 use super::bench_rates_report::{
     Findings, LinkFindings, MemoryFindings, StorageFindings, TypeFindings, way_in_words,
 };
+use super::contention::Contention;
 use super::files::print;
 use super::load::{compute_pool, pin_engine, weights_settings};
-use super::rates::{ThisMachine, assumed_rates, device_of, is_missing, read_card, stored_profile};
+use super::rates::{ThisMachine, device_of};
 use super::stderr::{Stderr, say};
 use anyhow::{Context, bail};
 use std::io::{IsTerminal, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 use strata::bench::{
     ATTENTION_DEPTH, CopyRate, MemoryRate, OfType, ProductRates, ReadWay, StorageRate,
     StorageRateError, attention_rates, gpu_rates,
 };
 use strata::cli::{BenchRatesArguments, RatesPart};
-use strata::config::{
-    Config, DeviceSetting, compute_threads, free_host_memory, machine_memory_bytes,
-};
+use strata::config::{Config, DeviceSetting, compute_threads, free_host_memory};
 use strata::gguf::{Gguf, TensorType};
 use strata::kernels::ComputePool;
 use strata::memory::{ReaderChoice, Requests, Rung};
 use strata::model::Gpu;
-use strata::placement::{AttentionRates, DeviceKind, HardwareCard, Measured, ProductRate, Rates};
+use strata::placement::{AttentionRates, ProductRate};
 
 /// Where in the file reading begins is random; this seed gives the same in every run.
 const SEED: u64 = 1;
@@ -43,8 +43,8 @@ const SHARES: [(RatesPart, f64); 4] = [
 /// Attention's of the kernels' time.
 const ATTENTION_SHARE: f64 = 0.15;
 
-/// Memory that is read, copied or multiplied by: several times what the caches of large processors hold. Less where less
-/// is free (measuring must not make the system swap) or little time is given (it is filled first).
+/// Memory that is read, copied or multiplied by: several times what the caches of large processors hold. Less where
+/// less is free (measuring must not make the system swap) or little time is given (it is filled first).
 const PLAIN_BYTES: u64 = 1 << 30;
 const PLAIN_BYTES_MIN: u64 = 64 << 20;
 const PLAIN_BYTES_PER_SECOND: u64 = 32 << 20;
@@ -60,13 +60,15 @@ const READ_OVERHEAD_SECONDS: f64 = 0.25;
 /// that alone; and the engine's is measured first.
 const READS_AGAIN: usize = 2;
 const READS_MIN: usize = 2;
+/// Threads that waited for a processor for more than this share of their time were held up by others.
+const WAITED_MAX: f64 = 0.05;
 /// Below this share of the best, the engine's own way of reading is worth a warning.
 const ENGINE_SHARE_MIN: f64 = 0.95;
 /// Smaller files may lie in a cache of the drive, or of the host of a virtual one.
 const FILE_BYTES_SMALL: u64 = 1 << 30;
 
-/// Ways of reading: requests in flight and KiB of each, those first that tell most. A `pread` rung has four threads, and
-/// requests beyond wait.
+/// Ways of reading: requests in flight and KiB of each, those first that tell most. A `pread` rung has four threads,
+/// and requests beyond wait.
 const WAYS: [(Rung, u32, usize); 27] = [
     (Rung::IoUringRegistered, 32, 1024),
     (Rung::IoUring, 32, 1024),
@@ -169,6 +171,7 @@ pub(super) fn bench_rates(config: &Config, arguments: &BenchRatesArguments) -> a
         findings.link = Some(run.link(time)?);
     }
     pin_engine(&pool);
+    let contention = Contention::begin();
     if let Some(time) = time_of(RatesPart::Memory) {
         findings.memory = Some(run.memory(&pool, time)?);
     }
@@ -176,6 +179,13 @@ pub(super) fn bench_rates(config: &Config, arguments: &BenchRatesArguments) -> a
         let types = model.as_ref().map_or(&[][..], |(_, types)| types);
         findings.attention = Some(run.attention(&pool, time.mul_f64(ATTENTION_SHARE))?);
         findings.products = run.products(&pool, types, time.mul_f64(1.0 - ATTENTION_SHARE))?;
+    }
+    if let Some(waited) = contention.share().filter(|waited| *waited > WAITED_MAX) {
+        run.notes.push(format!(
+            "other programs had the processors for {:.0} % of the time in which this one would compute: the rates are too \
+             low; measure again when nothing else runs",
+            100.0 * waited
+        ));
     }
     findings.notes = run.notes;
 
@@ -197,7 +207,8 @@ pub(super) fn bench_rates(config: &Config, arguments: &BenchRatesArguments) -> a
         }
         Destination::File(path) => {
             findings.notes.push(format!(
-                "not stored: {} has no profile of this machine to put it into; `strata bench rates` without --only makes one",
+                "not stored: {} has no profile of this machine to put it into; `strata bench rates` without --only makes \
+                 one",
                 path.display()
             ));
             None
@@ -208,98 +219,6 @@ pub(super) fn bench_rates(config: &Config, arguments: &BenchRatesArguments) -> a
         false => print(&findings.text(&machine, &card)),
     }?;
     stored
-}
-
-/// Where the profile goes.
-enum Destination {
-    Stdout,
-    File(PathBuf),
-}
-
-impl Destination {
-    /// What cannot be written is refused before anything is measured.
-    fn of(arguments: &BenchRatesArguments) -> anyhow::Result<Destination> {
-        let path = match &arguments.out {
-            Some(path) if path.as_os_str() == "-" => {
-                if arguments.json {
-                    bail!(Usage(
-                        "--json and --out - would both write to stdout; give --out a file"
-                            .to_owned()
-                    ));
-                }
-                return Ok(Destination::Stdout);
-            }
-            Some(path) => path.clone(),
-            None => {
-                let Some(path) = stored_profile() else {
-                    bail!(Usage(
-                        "there is no folder to store rates in: neither XDG_CACHE_HOME nor HOME is set; give --out".to_owned()
-                    ));
-                };
-                if let Some(folder) = path.parent() {
-                    std::fs::create_dir_all(folder)
-                        .with_context(|| format!("make the folder {}", folder.display()))?;
-                }
-                path
-            }
-        };
-        if path.file_name().is_none() || path.is_dir() {
-            bail!(Usage(format!(
-                "--out {}: it is a folder; give a file",
-                path.display()
-            )));
-        }
-        if folder_of(&path).is_dir() {
-            return Ok(Destination::File(path));
-        }
-        bail!(Usage(format!(
-            "--out {}: its folder is not there",
-            path.display()
-        )))
-    }
-
-    /// The profile that is replaced, if it is of this machine.
-    fn previous(&self, machine: &ThisMachine) -> anyhow::Result<Option<HardwareCard>> {
-        let Destination::File(path) = self else {
-            return Ok(None);
-        };
-        match read_card(path) {
-            Ok(card) => Ok(card
-                .measured
-                .as_ref()
-                .is_some_and(|measured| machine.agrees_with(measured).is_ok())
-                .then_some(card)),
-            Err(error) if is_missing(&error) => Ok(None),
-            // One that an earlier version or a fault left is of no use; any other file may be.
-            Err(_) if Some(path) == stored_profile().as_ref() => Ok(None),
-            Err(error) => bail!(Usage(format!(
-                "--out {}: there is a file that is no profile ({error:#}); choose another name",
-                path.display()
-            ))),
-        }
-    }
-}
-
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
-/// Replaces the file by another one, so that nobody ever sees a part of it.
-fn store(path: &Path, text: &str) -> std::io::Result<()> {
-    let mut name = std::ffi::OsString::from(".");
-    name.push(path.file_name().unwrap_or_default());
-    name.push(format!(".{}", std::process::id()));
-    let beside = folder_of(path).join(name);
-    let write = || {
-        let mut file = std::fs::File::create(&beside)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        std::fs::rename(&beside, path)
-    };
-    write().inspect_err(|_| drop(std::fs::remove_file(&beside)))
 }
 
 /// The weight types of a model's matrices, those first that have most bytes.
@@ -389,7 +308,11 @@ impl Run<'_> {
             self.progress.end(&gigabytes(rate.bytes_per_second));
             Ok(rate)
         };
-        let engine_rate = again(engine)?;
+        let mut engine_rate = again(engine)?;
+        // It was the first of all ways, so two figures are there, and neither was chosen.
+        if let Some((_, first)) = points.first() {
+            engine_rate.bytes_per_second = (engine_rate.bytes_per_second + first) / 2.0;
+        }
         let best_rate = match best == engine {
             true => engine_rate.bytes_per_second,
             false => again(best)?.bytes_per_second,
@@ -589,102 +512,6 @@ fn ways(choice: ReaderChoice, engine: ReadWay) -> Vec<ReadWay> {
     std::iter::once(engine).chain(others).collect()
 }
 
-/// The profile: what was found, over what was known before.
-fn card(
-    config: &Config,
-    machine: &ThisMachine,
-    previous: Option<HardwareCard>,
-    findings: &Findings,
-) -> HardwareCard {
-    let (mut rates, before) = match previous {
-        Some(card) => (card.rates, card.measured),
-        None => (assumed_rates(config, DeviceKind::Cpu), None),
-    };
-    let mut measured = Measured {
-        date: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
-        processor: machine.processor.clone(),
-        threads: machine.threads,
-        instruction_set: machine.instruction_set.to_owned(),
-        gpu: before.as_ref().and_then(|before| before.gpu.clone()),
-        storage_file: before
-            .as_ref()
-            .and_then(|before| before.storage_file.clone()),
-        storage_device: before.as_ref().and_then(|before| before.storage_device),
-        strata: env!("CARGO_PKG_VERSION").to_owned(),
-    };
-    let mut device_memory_bytes = None;
-    rates.processors = Some(machine.threads);
-    if let Some(storage) = &findings.storage {
-        rates.storage_bytes_per_second = rounded(storage.engine_rate.bytes_per_second);
-        rates.reading_bytes_per_processor_second =
-            storage.engine_rate.bytes_per_processor_second.map(rounded);
-        measured.storage_file = Some(storage.file.display().to_string());
-        measured.storage_device = storage.device;
-    }
-    if let Some(memory) = &findings.memory {
-        rates.host_memory_bytes_per_second = rounded(memory.all);
-    }
-    if let Some(attention) = findings.attention {
-        rates.host_attention = Some(AttentionRates {
-            bytes_per_second: rounded(attention.bytes_per_second),
-            flops_per_second: rounded(attention.flops_per_second),
-        });
-    }
-    for found in &findings.products {
-        let name = found.kind.name().to_owned();
-        rates.host_products.insert(name, found.rates.clone());
-    }
-    // For types that were not measured: what most are like.
-    if let Some((few, many)) = TypeFindings::typical(&findings.products) {
-        rates.host_kernel_bytes_per_second = rounded(few);
-        rates.host_flops_per_second = rounded(many);
-    }
-    match &findings.link {
-        Some(LinkFindings::Emulated {
-            copy_rate,
-            link_rate,
-        }) => {
-            rates.copy_bytes_per_second = Some(rounded(*copy_rate));
-            rates.link_bytes_per_second = rounded(*link_rate);
-            measured.gpu = None;
-        }
-        Some(LinkFindings::Gpu {
-            name,
-            memory_bytes,
-            rates: of_gpu,
-        }) => {
-            rates.copy_bytes_per_second = None;
-            rates.link_bytes_per_second = rounded(of_gpu.link_bytes_per_second);
-            rates.device_memory_bytes_per_second = rounded(of_gpu.memory_bytes_per_second);
-            rates.device_flops_per_second = rounded(of_gpu.flops_per_second);
-            measured.gpu = Some(name.clone());
-            device_memory_bytes = Some(*memory_bytes);
-        }
-        None => {}
-    }
-    set_emulated_device(&mut rates, measured.gpu.is_some());
-    HardwareCard {
-        name: machine.processor.clone(),
-        device_memory_bytes,
-        host_memory_bytes: machine_memory_bytes().unwrap_or(PLAIN_BYTES),
-        measured: Some(measured),
-        rates,
-    }
-}
-
-/// The emulated device is RAM that the host's kernels read.
-fn set_emulated_device(rates: &mut Rates, has_gpu: bool) {
-    if !has_gpu {
-        rates.device_memory_bytes_per_second = rates.host_kernel_bytes_per_second;
-        rates.device_flops_per_second = rates.host_flops_per_second;
-    }
-}
-
-/// To four digits: more would be read as if they meant something.
-fn rounded(rate: f64) -> f64 {
-    format!("{rate:.3e}").parse().unwrap_or(rate)
-}
-
 fn gigabytes(rate: f64) -> String {
     format!("{:.2} GB/s", rate / 1e9)
 }
@@ -779,28 +606,5 @@ mod tests {
                 "{kind:?}"
             );
         }
-    }
-
-    #[test]
-    fn rates_have_four_digits() {
-        assert_eq!(rounded(12_345_678_901.0), 12_350_000_000.0);
-        assert_eq!(rounded(0.000_123_449), 0.000_123_4);
-        assert_eq!(rounded(1.5e9), 1.5e9);
-    }
-
-    #[test]
-    fn a_profile_is_replaced_as_a_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("rates.toml");
-        store(&path, "one").unwrap();
-        store(&path, "two").unwrap();
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "two");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert!(store(&folder.path().join("none/rates.toml"), "x").is_err());
-        // A folder cannot be replaced by a file; what was written beside it goes.
-        std::fs::create_dir(folder.path().join("full")).unwrap();
-        std::fs::write(folder.path().join("full/x"), "x").unwrap();
-        assert!(store(&folder.path().join("full"), "x").is_err());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
     }
 }

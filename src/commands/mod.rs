@@ -2,7 +2,9 @@
 
 mod bench;
 mod bench_rates;
+mod bench_rates_profile;
 mod bench_rates_report;
+mod contention;
 mod device;
 mod files;
 mod generate;

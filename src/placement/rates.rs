@@ -59,8 +59,8 @@ pub struct ProductRate {
 pub struct AttentionRates {
     /// Bytes of keys and values per second, for one token over a long context.
     pub bytes_per_second: f64,
-    /// Floating-point operations per second for a prompt's chunk: 4 * heads * head length for each pair of a token and a
-    /// position that it sees.
+    /// Floating-point operations per second for a prompt's chunk: 4 * heads * head length for each pair of a token and
+    /// a position that it sees.
     pub flops_per_second: f64,
 }
 
@@ -472,7 +472,7 @@ mod tests {
         check(|r| r.processors = Some(0), "processors");
 
         let good = measured_card().to_toml();
-        let error = HardwareCard::parse(&format!("{good}\nlinkrate = 3\n")).unwrap_err();
+        let error = HardwareCard::parse(&format!("linkrate = 3\n{good}")).unwrap_err();
         assert!(error.to_string().contains("linkrate"), "{error}");
         let text = good.replace("threads = 8", "threads = 8\nthread = 9");
         let error = HardwareCard::parse(&text).unwrap_err().to_string();
