@@ -110,7 +110,8 @@ pub struct Arena {
 }
 
 enum Memory {
-    /// An anonymous mapping, zeroed, not prefaulted; the kernel is asked for huge pages.
+    /// An anonymous mapping, zeroed; its pages come when they are touched, or by `populate`. The kernel is asked for huge
+    /// ones.
     Mapped {
         base: NonNull<u8>,
         locked: Option<Locked>,
