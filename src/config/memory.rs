@@ -9,6 +9,11 @@ use std::path::Path;
 /// small machines a quarter of what is free, if that is less.
 pub const HOST_RESERVE_BYTES: u64 = 1 << 30;
 
+/// The same under a control group's limit, which nobody else's programs count against: what strata itself holds outside its
+/// budgets, or this share where that is more.
+const CONTROL_GROUP_RESERVE_BYTES: u64 = 192 << 20;
+const CONTROL_GROUP_RESERVE_SHARE: u64 = 16;
+
 /// The share of the host budget that stands for VRAM when an emulated device is given no size.
 const EMULATED_SHARE: u64 = 4;
 
@@ -50,6 +55,16 @@ pub struct FreeMemory {
     pub limit: u64,
     pub limited_by: &'static str,
 }
+
+impl FreeMemory {
+    /// Whether it is a control group that lets no more be used.
+    pub fn is_of_control_group(&self) -> bool {
+        self.limited_by != MACHINE
+    }
+}
+
+/// What `limited_by` says where it is the machine's memory itself.
+const MACHINE: &str = "MemAvailable";
 
 /// The device tier that budgets are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +114,12 @@ fn budgets_under(
     root: &Path,
 ) -> Result<Budgets, MemoryBudgetError> {
     let usable = || -> Result<u64, MemoryBudgetError> {
-        let free = free_memory_under(root)?.bytes;
-        Ok(free - HOST_RESERVE_BYTES.min(free / 4))
+        let free = free_memory_under(root)?;
+        let reserve = match free.is_of_control_group() {
+            true => CONTROL_GROUP_RESERVE_BYTES.max(free.bytes / CONTROL_GROUP_RESERVE_SHARE),
+            false => HOST_RESERVE_BYTES,
+        };
+        Ok(free.bytes - reserve.min(free.bytes / 4))
     };
     let device = match (tier, config.device_memory) {
         (DeviceTier::None, _) => None,
@@ -159,7 +178,7 @@ fn free_memory_under(root: &Path) -> std::io::Result<FreeMemory> {
     let mut free = FreeMemory {
         bytes: available.saturating_mul(1024),
         limit: total.saturating_mul(1024),
-        limited_by: "MemAvailable",
+        limited_by: MACHINE,
     };
     if let Some(of_group) = control_groups::free(root)
         && of_group.bytes < free.bytes
@@ -197,7 +216,7 @@ mod tests {
         let expected = FreeMemory {
             bytes: 16 * GIB,
             limit: 32 * GIB,
-            limited_by: "MemAvailable",
+            limited_by: MACHINE,
         };
         assert_eq!(free, expected);
         assert_eq!(control_groups::earlier_kills(root.path()), None);
@@ -326,6 +345,25 @@ mod tests {
             error.contains("64.00 GiB") && error.contains("--device-memory"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn in_a_control_group_auto_leaves_what_the_process_itself_needs() {
+        let of_limit = |limit: u64| {
+            let limit = limit.to_string();
+            let root = machine(&[
+                MEMINFO,
+                ("proc/self/cgroup", "4:memory:/a\n"),
+                ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", &limit),
+                ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "0"),
+            ]);
+            let budgets = budgets_under(&Config::default(), DeviceTier::None, root.path());
+            budgets.unwrap().host
+        };
+        const MIB: u64 = 1 << 20;
+        assert_eq!(of_limit(2560 * MIB), (2560 - 192) * MIB);
+        assert_eq!(of_limit(8192 * MIB), (8192 - 512) * MIB);
+        assert_eq!(of_limit(400 * MIB), 300 * MIB);
     }
 
     #[test]
