@@ -92,8 +92,13 @@ pub fn best_changes(
     };
     let now = speed(made);
     let tried = |change: Change| -> Option<Gain> {
-        // Tokens of a shorter context are compared at the depth that it is told for: the gain is that of the memory.
-        let changed = plan(gguf, hyperparameters, &change.apply(request)).ok()?;
+        let changed = PlanRequest {
+            // Tuned for what is there; a search for each change would take a hundred times as long and change little.
+            slice_bytes: request.slice_bytes.or(Some(made.slice_bytes)),
+            step_width: request.step_width.or(Some(made.step_width)),
+            ..change.apply(request)
+        };
+        let changed = plan(gguf, hyperparameters, &changed).ok()?;
         Some(Gain {
             change,
             tokens_per_second: speed(&changed),
@@ -131,7 +136,11 @@ fn families(request: &PlanRequest, made: &Plan) -> Vec<Vec<Change>> {
         families.push(amounts(off_device).map(Change::DeviceMemory).collect());
         families.push(vec![Change::Link(2.0)]);
     }
-    if off_device > 0 || request.device == DeviceKind::Cpu && on_storage > 0 {
+    let lacks_memory = match request.device {
+        DeviceKind::Cpu => on_storage > 0,
+        DeviceKind::Emulated | DeviceKind::Cuda => off_device > 0,
+    };
+    if lacks_memory {
         let halves = |value: u32| {
             [value / 2, value / 4]
                 .into_iter()

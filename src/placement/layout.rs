@@ -160,9 +160,15 @@ impl Candidate<'_> {
             } else {
                 self.host_entries
             };
+            let mut tried: Vec<Reserve> = Vec::new();
             for entries_max in (fewest..=self.host_entries).rev() {
                 for gather in [false, true] {
                     let reserve = self.reserve(device_ring, host_ring, gather, entries_max);
+                    // Fewer entries are the same where a number was asked for, or where there are no more anyway.
+                    if tried.contains(&reserve) {
+                        continue;
+                    }
+                    tried.push(reserve);
                     if let Some(layout) = self.settle(strategy, reserve) {
                         return Some(layout);
                     }

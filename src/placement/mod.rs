@@ -8,11 +8,11 @@
 //! step with its prediction). A `Plan` is plain data: any thread may read it.
 //!
 //! - `groups`: tensor index -> groups in the order in which a step uses them
-//! - `planner`: `plan`: the split of each tier, by `layout` for each width and slice size; `homes`: which groups rest
-//!   where; `scratch`: the scratch formula
+//! - `planner`: `plan`: the split of each tier, by `layout` for each width and slice size, which `tuning` looks for;
+//!   `homes`: which groups rest where; `scratch`: the scratch formula
 //! - `refusal`: what `plan` says where nothing fits, with advice that was tried
-//! - `rates`, `scenario`, `simulate`, `forecast`: how fast a step will be, and how fast it could be; `changes`: what would make it
-//!   faster
+//! - `rates`, `scenario`, `simulate`, `forecast`: how fast a step will be, and how fast it could be; `changes`: what would
+//!   make it faster
 //! - `report`: the plan as a table and as JSON
 
 mod changes;
@@ -28,6 +28,7 @@ mod report;
 mod scenario;
 mod scratch;
 mod simulate;
+mod tuning;
 
 #[cfg(test)]
 mod plan_tests;

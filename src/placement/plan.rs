@@ -160,7 +160,7 @@ impl Plan {
     }
 
     /// Whether steps of `width` tokens have the executors of `Residence::narrow`.
-    pub fn is_for_host(&self, width: u32) -> bool {
+    pub fn is_narrow(&self, width: u32) -> bool {
         width <= self.host_width_max
     }
 
@@ -184,7 +184,7 @@ impl Plan {
             .map(|(id, _, _)| id)
     }
 
-    /// Groups that pass through the device ring in every step that is not for the host, in order.
+    /// Groups that pass through the device ring in steps that are not narrow, in order. (Of a narrow one some of them do.)
     pub fn streamed_over_link(&self) -> impl Iterator<Item = GroupId> {
         self.iter()
             .filter(|(_, group, residence)| uses_device_ring(group, *residence))
@@ -263,7 +263,7 @@ pub(super) fn uses_host_ring(group: &Group, residence: Residence) -> bool {
     group.is_streamable() && residence.home == Tier::Storage
 }
 
-/// Whether a group passes through the device ring in every step.
+/// Whether a group with this residence, which is that of a step, passes through the device ring in it.
 pub(super) fn uses_device_ring(group: &Group, residence: Residence) -> bool {
     group.is_streamable()
         && residence.executor == Executor::Device

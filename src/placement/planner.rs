@@ -3,23 +3,24 @@
 //! What claims come first: KV, scratch and the small group are fixed by the request; a ring exists only where
 //! something streams; homes take the rest. Ring, slice and scratch sizes depend on the homes and the homes on what those
 //! leave, so the planner tries layouts from the one that needs least beside homes to the one that needs most, takes the
-//! first that holds together, and then shrinks what it reserved to what that layout needs.
+//! first that holds together, and then shrinks what it reserved to what that layout needs. Where something streams, `tuning`
+//! looks for a faster one from there.
 
 use super::groups::{Catalogue, SliceRule};
-use super::homes::{self, Strategy};
+use super::homes::Strategy;
 use super::layout::{
     Candidate, DEVICE_RING_ENTRIES, HOST_RING_ENTRIES, Layout, RING_ENTRIES_MIN, Reserve, Split,
 };
 use super::refusal::{self, PlanError};
 use super::scenario::{LayerAttention, PREDICTED_WIDTHS, Scenario, attention};
 use super::scratch::{self, ScratchNeeds};
+use super::tuning::host_entries;
 use super::{
-    ARENA_ALIGNMENT, Executor, GatherBuffer, Group, HumanBytes, KvSplit, KvType, PAGE_TOKENS, Plan,
-    Rates, Ring, Tier, TierSplit, round_up,
+    ARENA_ALIGNMENT, GatherBuffer, Group, HumanBytes, KvSplit, KvType, PAGE_TOKENS, Plan, Rates,
+    Ring, Tier, TierSplit, round_up,
 };
 use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::rc::Rc;
 
 /// What stands for the device tier.
@@ -46,7 +47,8 @@ impl DeviceKind {
 /// Who multiplies by groups that do not rest on the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ExecutorChoice {
-    /// On a GPU `HostUpTo` the width from which copying is the faster, by the rates. On the emulated device `Device`:
+    /// On a GPU `HostUpTo` the width from which copying is the faster, by the rates, less what the link moves meanwhile. On
+    /// the emulated device `Device`:
     /// it exists to exercise that path.
     #[default]
     Auto,
@@ -88,10 +90,8 @@ pub struct PlanRequest {
 }
 
 const STEP_WIDTH_MAX: u32 = 512;
-/// Above the widest step: so wide a one is the device's.
-const CROSSOVER_MAX: u32 = 1 << 16;
 /// Width that a plan keeps even where its scratch takes more than its share of the budget.
-const STEP_WIDTH_KEPT: u32 = 16;
+pub(super) const STEP_WIDTH_KEPT: u32 = 16;
 /// Scratch takes at most one part in this many of a budget.
 const SCRATCH_SHARE: u64 = 8;
 const SLICE_BYTES_MAX: u64 = 128 << 20;
@@ -102,15 +102,6 @@ const SLICE_BYTES_MIN: u64 = 256 << 10;
 pub(super) const GROUPS_MAX: u64 = 1 << 14;
 /// A ring takes at most one part in this many of what KV, scratch and the small group leave.
 const RING_SHARE: u64 = 4;
-/// The smallest slices that are tried for a faster step, and how much of the host ring is to be ahead of the group that is
-/// computed: a drive reaches its rate with some sixteen megabytes under way.
-const SLICE_BYTES_TRIED_MIN: u64 = 4 << 20;
-const GROUPS_TRIED_MAX: u64 = 2048;
-const READ_AHEAD_BYTES: u64 = 24 << 20;
-/// The parts of what does not rest on the device, of which some are moved over the link in narrow steps.
-const LINK_SHARES: u64 = 16;
-/// A layout gives way only to one that costs less than this share of it.
-const WORTH_CHANGING: f64 = 0.99;
 /// The same for the order in which kinds of groups get homes on a device.
 const WORTH_ANOTHER_STRATEGY: f64 = 0.95;
 const READ_ALIGNMENT_MAX: u64 = 1 << 20;
@@ -179,9 +170,9 @@ pub(super) struct Problem<'a> {
     /// All tensors of the file, used or not.
     pub(super) file_weight_bytes: u64,
     /// Tensors that groups hold.
-    used_weight_bytes: u64,
+    pub(super) used_weight_bytes: u64,
     /// The smallest slice size that keeps to `GROUPS_MAX`, where the request names none.
-    slice_bytes_min: u64,
+    pub(super) slice_bytes_min: u64,
     pub(super) attention: Vec<LayerAttention>,
     /// The groups of the last slice size: neighbouring layouts mostly ask for the same.
     pub(super) last_groups: RefCell<Option<(u64, Rc<Vec<Group>>)>>,
@@ -291,46 +282,6 @@ impl<'a> Problem<'a> {
         Some(layout)
     }
 
-    /// Where a GPU shares a narrow step with the host: the link would be idle then, and so it moves as much of what does
-    /// not rest on the device as makes the step shorter.
-    fn use_link_in_narrow_steps(&self, request: &PlanRequest, layout: &mut Layout) {
-        let shares_steps = request.device == DeviceKind::Cuda
-            && request.executor == ExecutorChoice::Auto
-            && self.host_width_max(request) > 0;
-        if !shares_steps {
-            return;
-        }
-        let depth = self.scenario(request, layout).usual_depth();
-        let seconds = |layout: &Layout| {
-            let prediction = self.scenario(request, layout).predict(1, depth);
-            prediction.step_seconds
-        };
-        let candidates: Vec<usize> = (0..layout.groups.len())
-            .filter(|&index| {
-                layout.groups[index].is_streamable()
-                    && layout.residences[index].home != Tier::Device
-            })
-            .collect();
-        let bytes_of = |&index: &usize| layout.groups[index].home_bytes();
-        let bytes: u64 = candidates.iter().map(bytes_of).sum();
-        let mut best = (seconds(layout), layout.residences.clone());
-        for share in 1..LINK_SHARES {
-            let mut left = bytes / LINK_SHARES * share;
-            let moved = homes::spread(&layout.groups, &candidates, &mut left);
-            for &index in &candidates {
-                layout.residences[index].narrow = Executor::Host;
-            }
-            for &index in &moved {
-                layout.residences[index].narrow = Executor::Device;
-            }
-            let now = seconds(layout);
-            if now < WORTH_CHANGING * best.0 {
-                best = (now, layout.residences.clone());
-            }
-        }
-        layout.residences = best.1;
-    }
-
     /// The widest step whose scratch keeps to its share, or the width that is kept anyway; narrower where that does not
     /// fit.
     fn widest_layout(&self, request: &PlanRequest, kv: KvSplit) -> Option<Layout> {
@@ -351,43 +302,6 @@ impl<'a> Problem<'a> {
             }
             width /= 2;
         }
-    }
-
-    /// What streams costs time by its bytes, and rings and scratch take the place of weights: smaller slices, and then
-    /// narrower steps, as long as the simulation finds that they are worth it.
-    fn tuned(&self, request: &PlanRequest, kv: KvSplit, first: Layout) -> Layout {
-        let mut best = (self.scenario(request, &first).cost(first.step_width), first);
-        let try_layout = |best: &mut (f64, Layout), width, slice_bytes| {
-            if let Some((cost, layout)) = self.layout_with(request, kv, width, slice_bytes)
-                && cost < WORTH_CHANGING * best.0
-            {
-                *best = (cost, layout);
-            }
-        };
-        let slices = |layout: &Layout| -> Vec<u64> {
-            let halves =
-                std::iter::successors(Some(layout.slice_bytes / 2), |bytes| Some(bytes / 2));
-            let least = SLICE_BYTES_TRIED_MIN
-                .max(self.slice_bytes_min)
-                .max(self.used_weight_bytes / GROUPS_TRIED_MAX);
-            match request.slice_bytes {
-                Some(_) => Vec::new(),
-                None => halves.take_while(|&bytes| bytes >= least).collect(),
-            }
-        };
-        for slice_bytes in slices(&best.1) {
-            let width = best.1.step_width;
-            try_layout(&mut best, width, Some(slice_bytes));
-        }
-        if request.step_width.is_none() {
-            let widths =
-                std::iter::successors(Some(best.1.step_width / 2), |width| Some(width / 2));
-            for width in widths.take_while(|&width| width >= STEP_WIDTH_KEPT) {
-                let slice_bytes = Some(best.1.slice_bytes);
-                try_layout(&mut best, width, slice_bytes);
-            }
-        }
-        best.1
     }
 
     fn scratch_keeps_to_share(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> bool {
@@ -425,39 +339,6 @@ impl<'a> Problem<'a> {
             (_, ExecutorChoice::HostUpTo(width)) => width,
             (DeviceKind::Cuda, ExecutorChoice::Auto) => self.crossover(&request.rates),
         }
-    }
-
-    /// The width up to which the host is done with all matrices before the link has moved them. The device, which is the
-    /// faster at computing, hides behind the link.
-    fn crossover(&self, rates: &Rates) -> u32 {
-        let mut of_types: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-        for tensor in self
-            .tensors
-            .iter()
-            .filter(|tensor| tensor.dimensions.len() > 1)
-        {
-            let rows: u64 = tensor.dimensions[1..].iter().product();
-            let (bytes, elements) = of_types.entry(tensor.kind.name()).or_default();
-            *bytes += tensor.bytes as f64;
-            *elements += tensor.columns() as f64 * rows as f64;
-        }
-        let bytes: f64 = of_types.values().map(|(bytes, _)| bytes).sum();
-        let link_seconds = bytes / rates.link_bytes_per_second;
-        let is_for_host = |width: u32| {
-            let seconds = of_types.iter().map(|(kind, &(bytes, elements))| {
-                rates.host_product_seconds(kind, bytes, elements, width)
-            });
-            seconds.sum::<f64>() <= link_seconds
-        };
-        let (mut host, mut device) = (0, CROSSOVER_MAX);
-        while device - host > 1 {
-            let width = host + (device - host) / 2;
-            match is_for_host(width) {
-                true => host = width,
-                false => device = width,
-            }
-        }
-        host
     }
 
     /// Bytes of a stored row of the token embedding.
@@ -597,7 +478,7 @@ impl<'a> Problem<'a> {
     }
 
     /// The best layout for one step width and slice size, and what it costs.
-    fn layout_with(
+    pub(super) fn layout_with(
         &self,
         request: &PlanRequest,
         kv: KvSplit,
@@ -635,7 +516,11 @@ impl<'a> Problem<'a> {
             .or_else(|| candidate.with_strategy(first))
     }
 
-    fn scenario<'b>(&'b self, request: &'b PlanRequest, layout: &'b Layout) -> Scenario<'b> {
+    pub(super) fn scenario<'b>(
+        &'b self,
+        request: &'b PlanRequest,
+        layout: &'b Layout,
+    ) -> Scenario<'b> {
         let without_kv = |split: TierSplit| split.budget.saturating_sub(split.kv);
         Scenario {
             device: request.device,
@@ -699,12 +584,6 @@ impl<'a> Problem<'a> {
             attention: self.attention.clone(),
         }
     }
-}
-
-/// Entries of the host ring for slices that are smaller than usual.
-fn host_entries(slice_bytes: u64) -> u32 {
-    let ahead = READ_AHEAD_BYTES.div_ceil(slice_bytes) as u32;
-    HOST_RING_ENTRIES.max(ahead + 1)
 }
 
 /// Ways to share out homes, the one to prefer first.

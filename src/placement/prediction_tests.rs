@@ -99,6 +99,8 @@ fn changes_that_are_told_have_been_planned() {
     let (bytes, promised) = more_memory.expect("RAM is what lacks");
     let changed = PlanRequest {
         host_budget: short.host_budget + bytes,
+        slice_bytes: Some(made.slice_bytes),
+        step_width: Some(made.step_width),
         ..short.clone()
     };
     let changed = plan(&gguf, &hyperparameters, &changed).unwrap();
@@ -122,4 +124,37 @@ fn a_long_prompt_takes_its_chunks_and_deeper_ones_take_longer() {
     let chunk = |depth| plan.predict(plan.step_width, depth).step_seconds;
     let chunks = f64::from(4096 / plan.step_width);
     assert!(chunks * chunk(0) < seconds && seconds < chunks * chunk(4096));
+}
+
+/// `planned` holds every prediction against its limit.
+#[test]
+fn no_plan_is_faster_than_its_limit_where_products_were_measured() {
+    let index = card("llama-3.1-8b.toml");
+    let hardware = include_str!("../../config/hardware/two-core-vm.toml");
+    let host = HardwareCard::parse(hardware).unwrap().rates;
+    assert!(!host.host_products.is_empty());
+    let gpu = Rates::with_gpu();
+    for executor in [
+        ExecutorChoice::Auto,
+        ExecutorChoice::Host,
+        ExecutorChoice::Device,
+    ] {
+        for (device_budget, host_budget) in [(2 * GIB, 3 * GIB), (3 * GIB, 16 * GIB)] {
+            for device in [DeviceKind::Cuda, DeviceKind::Emulated] {
+                let request = PlanRequest {
+                    device,
+                    executor,
+                    context: 2048,
+                    parallel: 4,
+                    rates: Rates {
+                        device_memory_bytes_per_second: gpu.device_memory_bytes_per_second,
+                        device_flops_per_second: gpu.device_flops_per_second,
+                        ..host.clone()
+                    },
+                    ..request(Some(device_budget), host_budget)
+                };
+                planned(&index, &request);
+            }
+        }
+    }
 }

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Rates in bytes or floating-point operations per second. All are finite and above zero.
+/// Rates in bytes or floating-point operations per second: all are numbers from 1 to 1e18.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rates {
@@ -42,6 +42,9 @@ pub struct Rates {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub host_products: BTreeMap<String, Vec<ProductRate>>,
 }
+
+/// Bytes or operations per second.
+const RATES_OF_MACHINES: std::ops::RangeInclusive<f64> = 1.0..=1e18;
 
 /// How fast products get through their weights at one width.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -174,7 +177,7 @@ pub enum RatesError {
     /// One line.
     #[error("line {line}: {message}")]
     Parse { line: usize, message: String },
-    #[error("`{name}` is {value}: a rate is a number above zero")]
+    #[error("`{name}` is {value}: a rate is a number from 1 to 1e18")]
     NotARate { name: String, value: f64 },
     #[error("`processors` is 0: at least one computes")]
     NoProcessors,
@@ -235,10 +238,11 @@ impl Rates {
             .chain(of_products)
     }
 
-    /// Refuses rates that are not finite numbers above zero, and widths out of order.
+    /// Refuses rates that no machine has, with which sums and quotients of them would leave what floats can tell apart,
+    /// and widths out of order.
     pub fn check(&self) -> Result<(), RatesError> {
         for (name, value) in self.named() {
-            if !(value.is_finite() && value > 0.0) {
+            if !RATES_OF_MACHINES.contains(&value) {
                 return Err(RatesError::NotARate { name, value });
             }
         }
@@ -445,6 +449,13 @@ mod tests {
         }
         check(|r| r.link_bytes_per_second = 0.0, "link_bytes_per_second");
         check(|r| r.host_flops_per_second = -1.0, "host_flops_per_second");
+        // With these, sums and quotients of rates would be 0 or infinite, and a simulated step would never end.
+        for rate in [1e-320, 0.5, 1e19, 1e308] {
+            check(
+                |r| r.host_memory_bytes_per_second = rate,
+                "host_memory_bytes_per_second",
+            );
+        }
         check(
             |r| r.copy_bytes_per_second = Some(f64::INFINITY),
             "copy_bytes_per_second",

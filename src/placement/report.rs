@@ -209,7 +209,7 @@ impl Plan {
                     "layer": group.layer,
                     "home": residence.home.name(),
                     "executor": residence.executor.name(),
-                    "narrow_executor": residence.narrow.name(),
+                    "narrow_executor": (self.host_width_max > 0).then(|| residence.narrow.name()),
                     "bytes": group.weight_bytes,
                     "entry_bytes": group.entry_bytes,
                 })

@@ -13,6 +13,9 @@ pub(super) const PREDICTED_WIDTHS: [u32; 4] = [1, 8, 64, 512];
 /// Positions that the sequences of a predicted step hold already, where the context has twice as many.
 const PREDICTED_DEPTH: u32 = 512;
 
+/// Those at which products are measured: at one of them each type is at its fastest.
+const FASTEST_WIDTHS: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
+
 /// The prompt whose time to the first token is told.
 pub const PREDICTED_PROMPT: u32 = 4096;
 
@@ -251,6 +254,14 @@ impl<'a> Scenario<'a> {
                 stage += 1;
             }
             before = input;
+            let attention = self.attention_of(index, width, depth);
+            let is_apart = self.device == DeviceKind::Cuda && attention > 0.0;
+            let begins = self.products[index].first();
+            let is_before = begins.is_some_and(|product| product.is_second);
+            if is_apart && is_before {
+                jobs.push(gpu_attention(attention, stage));
+                stage += 1;
+            }
             let group = &self.groups[index];
             let residence = residence_at(self.residences[index], width, self.host_width_max);
             let bytes = group.entry_bytes as f64;
@@ -260,7 +271,7 @@ impl<'a> Scenario<'a> {
                 read_bytes: present(uses_host_ring(group, residence)),
                 copy_bytes: present(uses_device_ring(group, residence)),
                 compute_seconds: self.product_seconds(index, width, on_gpu)
-                    + self.attention_after(index, width, depth),
+                    + if is_apart { 0.0 } else { attention },
                 compute_bytes: if on_gpu {
                     0.0
                 } else {
@@ -269,6 +280,10 @@ impl<'a> Scenario<'a> {
                 executor: residence.executor,
                 stage,
             });
+            if is_apart && !is_before {
+                stage += 1;
+                jobs.push(gpu_attention(attention, stage));
+            }
         }
         jobs
     }
@@ -317,18 +332,24 @@ impl<'a> Scenario<'a> {
         total(self.products[index].iter().map(seconds))
     }
 
-    /// Attention of a layer counts with the last of its attention groups.
-    fn attention_after(&self, index: usize, width: u32, depth: u32) -> f64 {
-        let is_attention = |index: usize| {
+    /// The layer whose attention comes with a group: the first that holds rows of its output projection, which is attention's
+    /// only user.
+    fn attends(&self, index: usize) -> Option<u32> {
+        let holds_output = |index: usize| {
             let group = self.groups.get(index)?;
-            group.layer.filter(|_| group.kind == GroupKind::Attention)
+            let products = self.products[index].iter();
+            let is_output = group.kind == GroupKind::Attention
+                && products.into_iter().any(|product| product.is_second);
+            group.layer.filter(|_| is_output)
         };
-        match is_attention(index) {
-            Some(layer) if is_attention(index + 1) != Some(layer) => {
-                self.attention_seconds(layer, width, depth)
-            }
-            _ => 0.0,
-        }
+        let layer = holds_output(index)?;
+        let before = index.checked_sub(1).and_then(holds_output);
+        (before != Some(layer)).then_some(layer)
+    }
+
+    fn attention_of(&self, index: usize, width: u32, depth: u32) -> f64 {
+        let layer = self.attends(index);
+        layer.map_or(0.0, |layer| self.attention_seconds(layer, width, depth))
     }
 
     /// Steps of no more tokens than sequences decode, wider ones are a prompt's.
@@ -370,7 +391,7 @@ impl<'a> Scenario<'a> {
         let storage = (weights - memory).max(0.0) / rates.storage_bytes_per_second;
         let missing = (weights - self.device_bytes as f64).max(0.0);
         let attention = self.streamable();
-        let attention = total(attention.map(|index| self.attention_after(index, width, depth)));
+        let attention = total(attention.map(|index| self.attention_of(index, width, depth)));
         if self.device != DeviceKind::Cuda {
             let products = self.streamable();
             let products = total(products.map(|index| self.product_seconds(index, width, false)));
@@ -382,8 +403,9 @@ impl<'a> Scenario<'a> {
                 .max(moved / rates.link_bytes_per_second)
                 .max(products + attention);
         }
-        let leaves_ram = (rates.link_bytes_per_second + rates.host_kernel_bytes_per_second)
-            .min(rates.host_memory_bytes_per_second);
+        let (host_bytes, host_operations) = self.fastest_of_host();
+        let leaves_ram =
+            (rates.link_bytes_per_second + host_bytes).min(rates.host_memory_bytes_per_second);
         let together = rates.device_memory_bytes_per_second + leaves_ram;
         let operations = 2.0
             * total(self.streamable().map(|index| {
@@ -394,8 +416,30 @@ impl<'a> Scenario<'a> {
         storage
             .max(weights / together)
             .max(missing / leaves_ram)
-            .max(operations / (rates.device_flops_per_second + rates.host_flops_per_second))
+            .max(operations / (rates.device_flops_per_second + host_operations))
             .max(attention)
+    }
+
+    /// The most bytes of weights, and the most operations, that the host gets through in a second with any of the weight
+    /// types.
+    fn fastest_of_host(&self) -> (f64, f64) {
+        let mut fastest = (0.0f64, 0.0f64);
+        let mut seen: Vec<TensorType> = Vec::new();
+        for product in self.products.iter().flatten() {
+            if seen.contains(&product.kind) || product.bytes == 0 {
+                continue;
+            }
+            seen.push(product.kind);
+            let (bytes, elements) = (product.bytes as f64, product.elements as f64);
+            for width in FASTEST_WIDTHS {
+                let seconds =
+                    self.rates
+                        .host_product_seconds(product.kind.name(), bytes, elements, width);
+                fastest.0 = fastest.0.max(bytes / seconds);
+                fastest.1 = fastest.1.max(2.0 * elements * f64::from(width) / seconds);
+            }
+        }
+        fastest
     }
 
     /// Seconds until the first token of an answer to a prompt, and the limit of them: chunks of the widest step. What
@@ -421,6 +465,18 @@ impl<'a> Scenario<'a> {
             (step.seconds + moved) / f64::from(width)
         };
         seconds(1) * seconds(step_width.max(1))
+    }
+}
+
+/// Attention of a layer on a GPU, which has the pages: between products of the layer, whoever has those.
+fn gpu_attention(seconds: f64, stage: u32) -> Job {
+    Job {
+        read_bytes: 0.0,
+        copy_bytes: 0.0,
+        compute_seconds: seconds,
+        compute_bytes: 0.0,
+        executor: Executor::Device,
+        stage,
     }
 }
 

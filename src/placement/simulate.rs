@@ -31,7 +31,8 @@ pub(super) struct Job {
     /// Bytes of RAM that the computation reads.
     pub(super) compute_bytes: f64,
     pub(super) executor: Executor,
-    /// Ascending. Computations of one stage need nothing of each other, those of the next need all of them.
+    /// Ascending. Computations of one stage need nothing of each other, those of the next need all of them. Within a stage
+    /// the device computes beside the host what comes before the host's part, and after it what comes later.
     pub(super) stage: u32,
 }
 
@@ -176,6 +177,7 @@ impl<'a> Simulation<'a> {
             let Some(seconds) = self.next_end(&pace) else {
                 unreachable!("a step waits for nothing: {:?}", self.step_ends);
             };
+            assert!(seconds.is_finite(), "nothing moves: {:?}", self.machine);
             self.advance(seconds, &pace);
         }
     }
@@ -206,6 +208,7 @@ impl<'a> Simulation<'a> {
             let may_start = self.computing[executor as usize].is_none()
                 && job != usize::MAX
                 && self.stage_of(job) == stage
+                && !(executor == Executor::Device && self.host_comes_before(job))
                 && job < self.read_until
                 && job < self.copied_until;
             if may_start {
@@ -231,6 +234,12 @@ impl<'a> Simulation<'a> {
 
     fn stage_under_way(&self) -> (usize, u32) {
         self.stage_of(self.oldest())
+    }
+
+    /// Whether the host has computing to do that comes before a job of the device: the one thread that gives the device its
+    /// work computes itself meanwhile.
+    fn host_comes_before(&self, job: usize) -> bool {
+        self.next_compute[Executor::Host as usize] < job
     }
 
     fn pace(&self) -> Pace {
@@ -531,6 +540,20 @@ mod tests {
         shared.ram = 2.0;
         let times = steady_step(&jobs, &shared);
         assert!((times.seconds - 2.0).abs() < TOLERANCE, "{times:?}");
+    }
+
+    /// A device computes beside the host what comes before the host's part of a stage, and not what comes after it.
+    #[test]
+    fn within_a_stage_the_device_waits_for_what_the_host_computes_first() {
+        let of = |executor| Job {
+            executor,
+            ..job(0.0, 0.0, 1.0)
+        };
+        let (device, host) = (of(Executor::Device), of(Executor::Host));
+        for (jobs, expected) in [([device, host], 1.0), ([host, device], 2.0)] {
+            let times = steady_step(&jobs, &machine(0, 0));
+            assert!((times.seconds - expected).abs() < TOLERANCE, "{times:?}");
+        }
     }
 
     /// The table of schedules for a 70B model on a card of 24 GiB: 22.0 GB of weights on the device, 19.9 GB that are

@@ -55,8 +55,8 @@ impl DeviceEntry {
 
 struct State {
     pipeline: Pipeline,
-    /// The pipeline's order is that of steps in which the host multiplies by what does not rest on the device.
-    is_for_host: bool,
+    /// The pipeline's order is that of narrow steps (`Plan::is_narrow`).
+    is_narrow: bool,
     host_entries: Vec<Option<Region>>,
     device_entries: Vec<Option<DeviceEntry>>,
     failures: HashMap<u64, ReadError>,
@@ -110,7 +110,7 @@ impl Shared {
             plan: Arc::clone(&plan),
             homes: OnceLock::new(),
             state: Mutex::new(State {
-                is_for_host: plan.is_for_host(FIRST_WIDTH),
+                is_narrow: plan.is_narrow(FIRST_WIDTH),
                 pipeline,
                 host_entries: host_entries.into_iter().map(Some).collect(),
                 device_entries: device_entries.into_iter().map(at_rest).collect(),
@@ -369,15 +369,15 @@ impl Shared {
     /// one, it is forgotten, and fetching begins afresh, when what is under way has landed: `Some` is that wait.
     pub(super) fn resume(&self, width: u32) -> Option<Duration> {
         let mut state = self.lock();
-        let is_for_host = self.plan.is_for_host(width);
+        let is_narrow = self.plan.is_narrow(width);
         let mut waited = None;
-        if is_for_host != state.is_for_host {
+        if is_narrow != state.is_narrow {
             let began = Instant::now();
             state = self.drain(state);
             waited = Some(began.elapsed());
             state.pipeline.restart();
             state.pipeline.reorder(streamed(&self.plan, width));
-            state.is_for_host = is_for_host;
+            state.is_narrow = is_narrow;
         }
         state.failures.clear();
         state.pipeline.resume();
