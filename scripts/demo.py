@@ -182,7 +182,7 @@ def run(arguments):
     port = free_port()
     command = [arguments.strata, "serve", arguments.model, *arguments.flags, "--listen", f"{HOST}:{port}"]
     # Nothing is left outside of the target folder.
-    command += ["--checksum-file", os.path.join(TARGET, "demo", "checksums")]
+    command += ["--checksum-directory", os.path.join(TARGET, "demo", "checksums")]
     say("$ " + " ".join(command))
     with Server("strata", command, port, os.path.join(TARGET, "demo", "server.log")) as server:
         server.wait_ready(LOAD_SECONDS)

@@ -18,9 +18,13 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const PROMPT: &str = "the hen on the other hand";
+
+/// Only a broken program takes so long to write a line.
+const LOG_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A model of some megabytes, most of which is read from the file in every step.
 fn model(context: u32) -> (TempDir, PathBuf) {
@@ -99,6 +103,20 @@ fn fails(server: &Server) {
     assert_eq!(server.get("/health").status, 200);
 }
 
+/// The first line of the log that has `part`. It may come after the answer: the log is read by a thread.
+#[track_caller]
+fn logged(server: &Server, part: &str) -> String {
+    let until = Instant::now() + LOG_PATIENCE;
+    loop {
+        let log = server.log();
+        if let Some(line) = log.lines().find(|line| line.contains(part)) {
+            return line.to_owned();
+        }
+        assert!(Instant::now() < until, "no line with {part:?}:\n{log}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 #[track_caller]
 fn assert_streams(server: &Server) {
     assert!(server.metric("strata_weight_home_bytes", "storage") > 0.0);
@@ -136,9 +154,7 @@ fn a_file_that_shrinks_fails_requests_until_it_is_whole_again() {
             server.assert_healthy();
         }
         // The log names file, offset and group.
-        let log = server.log();
-        let line = log.lines().find(|line| line.contains("compute a step"));
-        let line = line.unwrap_or_else(|| panic!("{log}"));
+        let line = logged(&server, "compute a step");
         for part in ["served.gguf", "layer ", "byte ", "shrank"] {
             assert!(line.contains(part), "{line:?} lacks {part:?}");
         }
@@ -215,7 +231,7 @@ fn failures_are_survived_where_the_log_cannot_be_written() {
         assert!(child.0.try_wait().unwrap().is_none(), "the server ended");
         match complete() {
             Ok(stream) if stream.status == 200 => break stream.finish().ok(),
-            _ => std::thread::sleep(std::time::Duration::from_millis(10)),
+            _ => std::thread::sleep(Duration::from_millis(10)),
         }
     };
     truncate(&path, 4096);
@@ -275,7 +291,7 @@ fn a_file_that_took_the_place_of_a_damaged_one_is_served_if_it_is_the_same() {
         fails(&server);
         replace(&path, &whole);
         assert_eq!(server.text(PROMPT, 8), expected, "{placement:?}");
-        assert!(server.log().contains("is whole again"), "{}", server.log());
+        logged(&server, "is whole again");
 
         // Once more, with one that has other weights: none is computed with, and the log says what to do.
         truncate(&path, 4096);
@@ -285,9 +301,7 @@ fn a_file_that_took_the_place_of_a_damaged_one_is_served_if_it_is_the_same() {
         other[place] ^= 1;
         replace(&path, &other);
         fails(&server);
-        let log = server.log();
-        let line = log.lines().find(|line| line.contains("other weights"));
-        let line = line.unwrap_or_else(|| panic!("{log}"));
+        let line = logged(&server, "other weights");
         for part in ["served.gguf", "replaced", "at byte ", "restart the server"] {
             assert!(line.contains(part), "{line:?} lacks {part:?}");
         }
@@ -329,9 +343,7 @@ fn a_bit_that_is_changed_in_the_file_gives_no_token() {
         assert!(reads["verified_bytes"].as_u64() > Some(length), "{reads}");
         assert!(reads["verified_groups"].as_u64() > Some(10), "{reads}");
         assert!(reads["retries"]["checksum"].as_u64() >= Some(3), "{reads}");
-        let log = server.log();
-        let line = log.lines().find(|line| line.contains("compute a step"));
-        let line = line.unwrap_or_else(|| panic!("{log}"));
+        let line = logged(&server, "compute a step");
         for part in ["served.gguf", "byte ", "other bytes than at first"] {
             assert!(line.contains(part), "{line:?} lacks {part:?}");
         }
@@ -351,7 +363,7 @@ fn a_file_that_was_changed_between_two_runs_is_refused() {
             .arg(&path)
             .args(["-p", PROMPT, "-n", "4"]);
         command.args(["--copy", "--host-memory", "1GiB", "--context", "64"]);
-        command.env_remove("STRATA_CHECKSUM_FILE");
+        command.env_remove("STRATA_CHECKSUM_DIRECTORY");
         command
             .env("XDG_CACHE_HOME", &cache)
             .env("HOME", "/nowhere");
@@ -386,7 +398,7 @@ fn a_file_that_was_changed_between_two_runs_is_refused() {
     let outcome = generate();
     assert_eq!(outcome.success(), expected);
     assert!(
-        outcome.stderr.contains("--checksum-file"),
+        outcome.stderr.contains("--checksum-directory"),
         "{}",
         outcome.stderr
     );
@@ -405,8 +417,15 @@ fn a_file_that_is_replaced_goes_on_being_served() {
         replace(&path, b"something else");
         assert_eq!(server.text(PROMPT, 8), expected);
         if server.metric("strata_weight_home_bytes", "storage") > 0.0 {
-            // The path is looked at once a second, where the file is read.
-            std::thread::sleep(std::time::Duration::from_millis(1100));
+            // The path is looked at once a second, where the file is read, before a step.
+            let until = Instant::now() + LOG_PATIENCE;
+            while !server.log().contains("was replaced") {
+                assert!(Instant::now() < until, "{}", server.log());
+                assert_eq!(server.text(PROMPT, 8), expected);
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            // A further look finds the same file.
+            std::thread::sleep(Duration::from_millis(1500));
             for _ in 0..2 {
                 assert_eq!(server.text(PROMPT, 8), expected);
             }
@@ -450,6 +469,24 @@ fn other_bytes_in_the_file_give_other_answers_and_no_crash() {
         assert_eq!(server.text(PROMPT, 8), expected);
         server.assert_healthy();
     }
+}
+
+/// Nobody has seen that what was restored is what it was: the log does not claim it.
+#[test]
+fn where_nothing_is_verified_a_restored_file_is_served_uncompared() {
+    let (_folder, path) = model(512);
+    let whole = std::fs::read(&path).unwrap();
+    let flags = [&flags(STREAMED[0])[..], &["--verify-reads", "0"]].concat();
+    let server = Server::start(&path, &flags);
+    let expected = server.text(PROMPT, 8);
+    truncate(&path, 4096);
+    fails(&server);
+    restore(&path, &whole);
+    assert_eq!(server.text(PROMPT, 8), expected);
+    logged(&server, "it was not compared");
+    let log = server.log();
+    assert!(!log.contains("is whole again"), "{log}");
+    server.assert_healthy();
 }
 
 /// A file that shrinks between the reading of its header and the reading of its weights.

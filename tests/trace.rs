@@ -128,7 +128,7 @@ fn generate_and_bench_trace_too() {
             .args(["--device", "cpu", "--host-memory", "64MiB"])
             .env("STRATA_TRACE", &path)
             .env("STRATA_RATES", "none")
-            .env("STRATA_CHECKSUM_FILE", "none")
+            .env("STRATA_CHECKSUM_DIRECTORY", "none")
             .stdin(Stdio::null())
             .output()
             .unwrap();

@@ -232,14 +232,14 @@ pub const KEYS: &[Key] = &[
         },
     },
     Key {
-        name: "checksum-file",
+        name: "checksum-directory",
         value: "auto|none|DIR",
         default: Some("auto"),
         server_only: false,
         help: "Where the checksums of a model file are kept, so that the first reads of a later run are verified too: a \
                directory, or `auto`, which is strata/checksums in $XDG_CACHE_HOME or ~/.cache",
         set: |config, text| {
-            config.checksum_file = match text {
+            config.checksum_directory = match text {
                 "auto" => ChecksumSetting::Auto,
                 "none" => ChecksumSetting::Nowhere,
                 "" => return Err("the path is empty; give a directory, auto or none".to_owned()),

@@ -152,7 +152,7 @@ pub struct Config {
     pub reader: ReaderSetting,
     /// The share of reads that is verified, from 0 to 1.
     pub verify_reads: f64,
-    pub checksum_file: ChecksumSetting,
+    pub checksum_directory: ChecksumSetting,
     /// `None`: one per core that this process may use.
     pub threads: Option<usize>,
     /// Each compute thread stays on a CPU of its own.
@@ -197,7 +197,7 @@ impl Default for Config {
             kv_type: KvTypeSetting::F16,
             reader: ReaderSetting::Auto,
             verify_reads: 1.0,
-            checksum_file: ChecksumSetting::Auto,
+            checksum_directory: ChecksumSetting::Auto,
             threads: None,
             pin_threads: false,
             slice: None,

@@ -368,7 +368,7 @@ mod tests {
             ("verify-reads", "-0.1", "from 0 to 1"),
             ("verify-reads", "nan", "from 0 to 1"),
             ("verify-reads", "all", "from 0 to 1"),
-            ("checksum-file", "", "a directory, auto or none"),
+            ("checksum-directory", "", "a directory, auto or none"),
             ("executor", "gpu", "device, host or"),
             ("executor", "0", "from 1 to 8192"),
         ] {

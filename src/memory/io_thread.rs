@@ -80,7 +80,7 @@ pub enum ReadError {
     Thread { source: io::Error },
     #[error(
         "read {file}: it ends at byte {offset} and had {bytes_at_open} bytes when it was opened; it shrank while it was \
-         in use",
+         in use; restore it, or restart with the new one",
         file = file.display()
     )]
     Truncated {
@@ -88,7 +88,10 @@ pub enum ReadError {
         offset: u64,
         bytes_at_open: u64,
     },
-    #[error("read {file} at byte {offset}: {source}", file = file.display())]
+    #[error(
+        "read {file} at byte {offset}: {source}; test the drive and the file system",
+        file = file.display()
+    )]
     Io {
         file: PathBuf,
         offset: u64,
@@ -431,7 +434,6 @@ impl IoThread {
                 let whole = bytes - bytes % self.limits.block_bytes as usize;
                 let offset = request.file_offset + bytes as u64;
                 arrived(whole);
-                self.shared.lock_totals().retries.short_reads += 1;
                 buffer.advance(whole);
                 request.file_offset += whole as u64;
                 request.needed -= whole;
@@ -439,6 +441,7 @@ impl IoThread {
                 // At the end of a file a read gives 0 bytes, or the same part of a block however often it is tried.
                 let ends_here = bytes == 0 || request.retries > RETRIES_MAX;
                 if ticket.error.is_none() && !ends_here {
+                    self.shared.lock_totals().retries.short_reads += 1;
                     return self.submit(slot, request, buffer);
                 }
                 Some(ReadError::Truncated {
@@ -448,6 +451,7 @@ impl IoThread {
                 })
             }
             Err(source) => {
+                let failures_before = request.failures;
                 let pause = request.pause_after(&source);
                 if let Some(pause) = pause.filter(|_| ticket.error.is_none()) {
                     if pause.is_zero() {
@@ -459,7 +463,10 @@ impl IoThread {
                         ?pause,
                         "a read failed and is tried again"
                     );
-                    self.shared.lock_totals().retries.errors += 1;
+                    // A shortage says nothing of the drive.
+                    if request.failures > failures_before {
+                        self.shared.lock_totals().retries.errors += 1;
+                    }
                     self.free.push(slot);
                     let due = Instant::now() + pause;
                     self.delayed.push(Delayed {

@@ -102,8 +102,9 @@ impl ChecksumTable {
         }
     }
 
-    pub(super) fn knows(&self, stretch: Stretch) -> bool {
-        self.known.contains_key(&stretch)
+    pub(super) fn was_seen_by_this_run(&self, stretch: Stretch) -> bool {
+        let known = self.known.get(&stretch);
+        known.is_some_and(|&(_, by)| by == SeenBy::ThisRun)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -114,21 +115,17 @@ impl ChecksumTable {
         self.is_unsaved
     }
 
-    /// The file is another from now on, in which what this run has seen was found again.
+    /// The file is another from now on, in which everything was found again: what `encode` has written names the former.
     pub(super) fn take_over(&mut self) {
-        self.known.retain(|_, &mut (_, by)| by == SeenBy::ThisRun);
         self.is_unsaved = true;
     }
 
-    /// What this run has seen, in the order of the file.
-    pub(super) fn of_this_run(&self) -> Vec<(Stretch, u64)> {
-        let seen = self
-            .known
-            .iter()
-            .filter_map(|(&stretch, &(sum, by))| (by == SeenBy::ThisRun).then_some((stretch, sum)));
-        let mut seen: Vec<_> = seen.collect();
-        seen.sort_unstable();
-        seen
+    /// Whatever is known, in the order of the file.
+    pub(super) fn all(&self) -> Vec<(Stretch, u64)> {
+        let known = self.known.iter();
+        let mut all: Vec<_> = known.map(|(&stretch, &(sum, _))| (stretch, sum)).collect();
+        all.sort_unstable();
+        all
     }
 
     /// For a later run: words of 64 bits, little-endian, the last of which is the checksum of the others.
@@ -281,13 +278,25 @@ mod tests {
         assert!(!table.is_unsaved());
         let mut later = ChecksumTable::decode(&bytes, &file()).unwrap();
         assert_eq!(later.len(), 3);
-        assert!(later.of_this_run().is_empty());
+        let all = [
+            (stretch(0, 4096), 5),
+            (stretch(0, 10_000), 6),
+            (stretch(4096, 100), u64::MAX),
+        ];
+        assert_eq!(later.all(), all);
         assert_eq!(
             later.judge(stretch(0, 4096), 4),
             Verdict::Differs(SeenBy::EarlierRun)
         );
+        assert!(!later.was_seen_by_this_run(stretch(0, 4096)));
+        assert!(!later.was_seen_by_this_run(stretch(4096, 100)));
         assert_eq!(later.judge(stretch(4096, 100), u64::MAX), Verdict::Agrees);
-        assert_eq!(later.of_this_run(), [(stretch(4096, 100), u64::MAX)]);
+        assert!(later.was_seen_by_this_run(stretch(4096, 100)));
+        assert!(!later.was_seen_by_this_run(stretch(4096, 99)));
+        // Another file that agrees in all of it is as well known.
+        later.take_over();
+        assert!(later.is_unsaved());
+        assert_eq!(later.all(), all);
         assert_eq!(
             later.judge(stretch(4096, 100), 0),
             Verdict::Differs(SeenBy::ThisRun)
@@ -377,7 +386,8 @@ mod tests {
         later.judge(stretch(1 << 40, 1), 2);
         let bytes = later.encode(&big);
         assert_eq!(bytes.len(), ENCODED_BYTES_MAX);
-        let last = ChecksumTable::decode(&bytes, &big).unwrap();
-        assert!(last.knows(stretch(1 << 40, 1)) && last.len() == SAVED_MAX);
+        let mut last = ChecksumTable::decode(&bytes, &big).unwrap();
+        assert_eq!(last.len(), SAVED_MAX);
+        assert_eq!(last.judge(stretch(1 << 40, 1), 2), Verdict::Agrees);
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The descriptor keeps the file that was opened alive, so one that another takes the place of goes on being served, with
 //! a warning. Only after a read has failed is the file at the path looked at more closely, before the next step: where it
-//! has the size of the first, and everything that was read so far has the same checksums in it, it is as good as the
-//! first, and reads go on from it. Weights that rest in memory came from the first, so any other file is refused.
+//! has the size of the first, and everything whose checksum is known has the same one in it, it is as good as the first,
+//! and reads go on from it. Weights that rest in memory came from the first, so any other file is refused.
 
 use super::Weights;
 use super::verify::Compared;
@@ -20,7 +20,8 @@ pub(super) struct FileWatch {
     file: FileIdentity,
     /// What was found at the path last, where that is another, which has been said.
     told: Option<FileIdentity>,
-    /// What was found to hold other weights, which has been said.
+    /// What was found to hold other weights, or could not be compared or opened, which has been said. It is not looked into
+    /// again: that takes as long as reading the whole model.
     refused: Option<FileIdentity>,
     looked: Instant,
     /// A read has failed since the last step that ended well. Nothing is in flight before the next one then.
@@ -99,8 +100,8 @@ impl Weights {
             None => Compared::Nothing,
         };
         match compared {
-            Compared::Agrees => self.accept(watch, found),
-            Compared::Nothing if watch.is_open(&found) => self.accept(watch, found),
+            Compared::Agrees => self.accept(watch, found, true),
+            Compared::Nothing if watch.is_open(&found) => self.accept(watch, found, false),
             Compared::Nothing => watch.refuse(found, "there is nothing to compare it with"),
             Compared::Differs(offset) => {
                 let why =
@@ -108,21 +109,32 @@ impl Weights {
                 watch.refuse(found, &why);
             }
             Compared::Unreadable(error) => {
-                tracing::warn!(%error, "compare {} with its checksums", found.path.display());
+                watch.refuse(
+                    found,
+                    &format!("it cannot be compared with its checksums ({error})"),
+                );
             }
             Compared::Cancelled => {}
         }
     }
 
-    /// Reads go on from the file at the path.
-    fn accept(&self, watch: &mut FileWatch, found: FileIdentity) {
+    /// Reads go on from the file at the path, if that can be opened.
+    fn accept(&self, watch: &mut FileWatch, found: FileIdentity, was_compared: bool) {
         if !watch.is_open(&found)
             && let Err(error) = self.shared.reopen(found.clone(), self.plan.read_alignment)
         {
-            tracing::error!(%error, "serve from the file that took the place of the former");
+            watch.refuse(found, &format!("it cannot be read from ({error})"));
             return;
         }
-        tracing::info!("{} is whole again", found.path.display());
+        let path = found.path.display();
+        if was_compared {
+            tracing::info!("{path} is whole again");
+        } else {
+            tracing::warn!(
+                "{path} goes on being read; it was not compared with what it had before, because no checksums of it are \
+                 known (--verify-reads)"
+            );
+        }
         if let Some(checks) = &self.checks {
             checks.set_file(&found);
         }

@@ -1,7 +1,7 @@
 //! Brings the resident groups home, once, at start.
 
 use super::file_watch::FileWatch;
-use super::load_order::{InFlight, Move, Staged};
+use super::load_order::{InFlight, Move, READS_MAX, Staged};
 use super::pipeline::{Lookahead, Pipeline};
 use super::rows::EmbeddingSlice;
 use super::shared::{FIRST_WIDTH, Links, Shared, streamed};
@@ -211,7 +211,7 @@ impl Weights {
         } else {
             assert!(!plan.mapped, "a plan for a mapped file needs its path");
             let is_at_path = matches!(file, ModelFile::At(_));
-            let (links, read_checks) = links(file, &arenas, settings, &shared, metrics)?;
+            let (links, read_checks) = links(file, &plan, &arenas, settings, &shared, metrics)?;
             let identity = links.reader.file_identity();
             check_size(&identity.path, gguf, identity.bytes)?;
             checks = read_checks;
@@ -278,6 +278,7 @@ fn check_size(path: &Path, gguf: &Gguf, now: u64) -> Result<(), LoadError> {
 /// Starts the threads that move bytes, and the one that verifies them, with what they are held against.
 fn links(
     file: ModelFile<'_>,
+    plan: &Plan,
     arenas: &Arenas,
     settings: &WeightsSettings,
     shared: &Arc<Shared>,
@@ -286,6 +287,13 @@ fn links(
     // The threads hold weak references: they live inside what they report to.
     let target = Arc::downgrade(shared);
     let host = Arc::clone(&arenas.host);
+    // An I/O thread that waited for room here would wait for the verifier, which may wait for it to read again.
+    let ring_entries = plan.host_ring.entries as usize;
+    let reads_max = ring_entries + READS_MAX + 2;
+    assert!(
+        reads_max <= QUEUED_READS_MAX,
+        "{reads_max} reads, with {ring_entries} ring entries, may end before one is verified"
+    );
     let (to_verify, reads) = sync_channel(QUEUED_READS_MAX);
     let verifies = settings.verify_share > 0.0;
     let on_read: Box<dyn Fn(RegionRead) + Send> = if verifies {

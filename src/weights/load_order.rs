@@ -4,7 +4,7 @@
 /// busy while this program hears of the first that has landed. The reader has half of those bytes in flight at most;
 /// groups are as small as the plan's slices. Few enough to see progress, and far below what the reader queues.
 const READS_MIN: usize = 4;
-const READS_MAX: usize = 256;
+pub(super) const READS_MAX: usize = 256;
 const READ_BYTES: u64 = 64 << 20;
 
 /// Reads under way, or regions to read into.

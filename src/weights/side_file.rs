@@ -78,17 +78,26 @@ impl SideFile {
         waited.is_none_or(|waited| waited >= WRITE_PAUSE)
     }
 
+    pub(super) fn is_given_up(&self) -> bool {
+        self.is_given_up
+    }
+
+    /// What `write` is given.
+    pub(super) fn encode(&self, table: &mut ChecksumTable) -> Vec<u8> {
+        table.encode(&self.file)
+    }
+
     /// Replaces the file as a whole: a reader finds the old one or the new one.
-    pub(super) fn write(&mut self, table: &mut ChecksumTable) {
+    pub(super) fn write(&mut self, bytes: &[u8]) {
         if self.is_given_up {
             return;
         }
         self.last_write = Some(Instant::now());
-        if let Err(error) = replace(&self.path, &table.encode(&self.file)) {
+        if let Err(error) = replace(&self.path, bytes) {
             self.is_given_up = true;
             tracing::warn!(
                 "write the checksums {}: {error}; a later run cannot verify its first reads; name a directory with \
-                 --checksum-file, or give --checksum-file none",
+                 --checksum-directory, or give --checksum-directory none",
                 self.path.display()
             );
         }
@@ -163,8 +172,9 @@ mod tests {
         assert!(side.is_due());
         let mut table = ChecksumTable::default();
         table.judge(STRETCH, 9);
-        side.write(&mut table);
-        side.write(&mut table);
+        let bytes = side.encode(&mut table);
+        side.write(&bytes);
+        side.write(&bytes);
         assert!(!side.is_due());
         let mut read = side.read();
         let verdict = read.judge(STRETCH, 8);
@@ -208,8 +218,9 @@ mod tests {
         std::fs::write(directory.path().join("a"), b"a file, not a directory").unwrap();
         let mut table = ChecksumTable::default();
         table.judge(STRETCH, 9);
-        side.write(&mut table);
-        assert!(side.is_given_up);
-        side.write(&mut table);
+        let bytes = side.encode(&mut table);
+        side.write(&bytes);
+        assert!(side.is_given_up());
+        side.write(&bytes);
     }
 }

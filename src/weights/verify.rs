@@ -11,6 +11,8 @@ use super::side_file::SideFile;
 use crate::memory::{AbortOnPanic, FileIdentity, ReadError, Region, RegionRead, open_expected};
 use crate::metrics::Metrics;
 use crate::placement::Group;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -25,6 +27,9 @@ pub(super) const CHECKSUM_RETRIES_MAX: u32 = 3;
 
 /// More reads than are ever outstanding, so that the I/O thread does not wait here.
 pub(super) const QUEUED_READS_MAX: usize = 1024;
+
+/// Of the choice of what is verified. Which reads it falls on is of no interest, only that they differ from step to step.
+const CHOICE_SEED: u64 = 1;
 
 /// What a file is compared with its checksums in pieces of.
 const COMPARED_BYTES: usize = 1 << 20;
@@ -42,8 +47,8 @@ pub(super) struct ReadChecks {
 
 struct State {
     table: ChecksumTable,
-    /// Grows by the share with every read; one that makes it whole is verified.
-    credit: f64,
+    /// Chooses what is verified: reads taken in turn could be those of the same groups in each step.
+    random: ChaCha8Rng,
 }
 
 /// A stretch whose bytes are not those of the first read.
@@ -79,7 +84,7 @@ impl ReadChecks {
             model: file.path.clone(),
             state: Mutex::new(State {
                 table: side_file.as_ref().map(SideFile::read).unwrap_or_default(),
-                credit: 0.0,
+                random: ChaCha8Rng::seed_from_u64(CHOICE_SEED),
             }),
             side_file: side_file.map(Mutex::new),
             metrics: metrics.clone(),
@@ -101,15 +106,11 @@ impl ReadChecks {
 
     /// Whether the next read is one of the share.
     pub(super) fn is_due(&self) -> bool {
-        let mut state = self.lock();
-        state.credit += self.share;
-        let is_due = state.credit >= 1.0;
-        state.credit -= f64::from(u8::from(is_due));
-        is_due
+        self.lock().random.random_bool(self.share)
     }
 
-    /// Verifies what was read, and says how many bytes of it. Where that is not due, only what is read for the first time is
-    /// looked at, and recorded.
+    /// Verifies what was read, and says how many bytes of it. Where that is not due, only what this run reads for the first
+    /// time is looked at: it is recorded, or held against what an earlier run recorded.
     pub(super) fn check<'b>(
         &self,
         read: impl Iterator<Item = (Stretch, &'b [u8])>,
@@ -117,7 +118,7 @@ impl ReadChecks {
     ) -> Result<u64, Mismatch> {
         let mut verified = 0;
         for (stretch, bytes) in read {
-            if !is_due && self.lock().table.knows(stretch) {
+            if !is_due && self.lock().table.was_seen_by_this_run(stretch) {
                 continue;
             }
             let sum = checksum(bytes);
@@ -185,13 +186,17 @@ impl ReadChecks {
             return;
         };
         let mut side_file = lock(side_file);
-        if if_due && !side_file.is_due() {
+        if side_file.is_given_up() || (if_due && !side_file.is_due()) {
             return;
         }
         let mut state = self.lock();
-        if state.table.is_unsaved() {
-            side_file.write(&mut state.table);
+        if !state.table.is_unsaved() {
+            return;
         }
+        let bytes = side_file.encode(&mut state.table);
+        // Reads go on being verified while this one is written; what they add is unsaved again.
+        drop(state);
+        side_file.write(&bytes);
     }
 
     /// The file is this one from now on; `compare` found the same weights in it.
@@ -202,9 +207,10 @@ impl ReadChecks {
         }
     }
 
-    /// Reads from a file everything that this run has checksums of, and compares. Takes as long as the drive needs.
+    /// Reads from a file everything whose checksum is known, and compares: what an earlier run has seen was in a file of the
+    /// same identity. Takes as long as the drive needs.
     pub(super) fn compare(&self, file: &FileIdentity, cancelled: &dyn Fn() -> bool) -> Compared {
-        let known = self.lock().table.of_this_run();
+        let known = self.lock().table.all();
         if known.is_empty() {
             return Compared::Nothing;
         }
@@ -333,16 +339,32 @@ mod tests {
     }
 
     #[test]
-    fn a_share_comes_evenly() {
+    fn a_share_is_chosen() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        for (share, expected) in [
-            (1.0, [true; 8]),
-            (0.5, [false, true, false, true, false, true, false, true]),
-            (0.25, [false, false, false, true, false, false, false, true]),
-        ] {
+        for (share, at_least, at_most) in [(1.0, 4000, 4000), (0.5, 1800, 2200), (0.25, 800, 1200)]
+        {
             let (checks, ..) = checks(share, file.path());
-            assert_eq!([(); 8].map(|()| checks.is_due()), expected, "{share}");
+            let due = (0..4000).filter(|_| checks.is_due()).count();
+            assert!((at_least..=at_most).contains(&due), "{share}: {due}");
         }
+    }
+
+    /// A step has as many reads as the one before, so a choice in turn would leave some groups out for ever.
+    #[test]
+    fn every_read_of_a_step_has_its_turn() {
+        const STEPS: u32 = 64;
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (checks, ..) = checks(0.5, file.path());
+        let mut due = [0; 4];
+        for _ in 0..STEPS {
+            for times in &mut due {
+                *times += u32::from(checks.is_due());
+            }
+        }
+        assert!(
+            due.iter().all(|times| (1..STEPS).contains(times)),
+            "{due:?}"
+        );
     }
 
     #[test]
@@ -361,6 +383,47 @@ mod tests {
         assert_eq!(check(b"abcdefgx", true), Err(stretch(4, 4)));
         assert_eq!(check(b"abcdefgx", false), Ok(0));
         assert_eq!(metrics.reads_verified_bytes_total.get(), 8);
+    }
+
+    #[test]
+    fn what_an_earlier_run_has_seen_is_held_against_first_reads_and_other_files() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("model.gguf");
+        std::fs::write(&path, b"abcdefgh").unwrap();
+        let (identity, metrics) = (FileIdentity::at(&path).unwrap(), Metrics::new());
+        let kept = directory.path().join("checksums");
+        // No read is one of the share.
+        let run = || ReadChecks::new(0.0, Some(kept.as_path()), &identity, &metrics);
+        let check = |checks: &ReadChecks, bytes: &[u8]| {
+            let read = [(stretch(0, 4), &bytes[..4]), (stretch(4, 4), &bytes[4..])];
+            let checked = checks.check(read.into_iter(), false);
+            checked.map_err(|m| (m.stretch, m.seen_by))
+        };
+        let first = run();
+        assert_eq!(check(&first, b"abcdefgh"), Ok(0));
+        first.save(false);
+
+        let second = run();
+        let other = Err((stretch(4, 4), SeenBy::EarlierRun));
+        assert_eq!(check(&second, b"abcdefgx"), other);
+        // Its first half was seen by then.
+        assert_eq!(check(&second, b"abcdefgh"), Ok(4));
+        assert_eq!(check(&second, b"abcdefgx"), Ok(0));
+
+        let third = run();
+        std::fs::write(&path, b"abcdefgx").unwrap();
+        let now = FileIdentity::at(&path).unwrap();
+        let compared = third.compare(&now, &|| false);
+        assert!(matches!(compared, Compared::Differs(4)), "{compared:?}");
+        std::fs::write(&path, b"abcdefgh").unwrap();
+        let now = FileIdentity::at(&path).unwrap();
+        let compared = third.compare(&now, &|| false);
+        assert!(matches!(compared, Compared::Agrees), "{compared:?}");
+        // What was known of the former is known of this one, in later runs too.
+        third.set_file(&now);
+        third.save(false);
+        let fourth = ReadChecks::new(0.0, Some(kept.as_path()), &now, &metrics);
+        assert_eq!(check(&fourth, b"abcdefgx"), other);
     }
 
     #[test]

@@ -278,7 +278,7 @@ fn a_server_outlives_the_reader_of_its_log() {
     command.args(["-c", script, program, "serve"]).arg(model);
     command.args(["--listen", "127.0.0.1:0", "--log", "trace", "--grace", "1"]);
     command.env("STRATA_RATES", "none");
-    command.env("STRATA_CHECKSUM_FILE", "none");
+    command.env("STRATA_CHECKSUM_DIRECTORY", "none");
     command.process_group(0);
     let server = Server::of(&mut command);
     let _group = GroupGuard(server.id());
@@ -314,7 +314,7 @@ fn threads_that_the_system_refuses_are_done_without() {
         command.args(["-c", "ulimit -u 40 && exec \"$0\" \"$@\""]);
         command.arg(&program).args(arguments).uid(65534);
         command.env("STRATA_RATES", "none");
-        command.env("STRATA_CHECKSUM_FILE", "none");
+        command.env("STRATA_CHECKSUM_DIRECTORY", "none");
         command
     };
     if !limited(&["--version"])

@@ -33,7 +33,7 @@ pub(super) fn strata() -> Command {
         concat!(env!("CARGO_TARGET_TMPDIR"), "/no-cache"),
     );
     // Nothing is left in the home of who runs the tests.
-    command.env("STRATA_CHECKSUM_FILE", "none");
+    command.env("STRATA_CHECKSUM_DIRECTORY", "none");
     command.stdin(Stdio::null());
     command
 }

@@ -58,7 +58,7 @@ impl Program {
             concat!(env!("CARGO_TARGET_TMPDIR"), "/no-cache"),
         );
         // Nothing is left in the home of who runs the tests.
-        command.env("STRATA_CHECKSUM_FILE", "none");
+        command.env("STRATA_CHECKSUM_DIRECTORY", "none");
         command.envs(variables.iter().copied());
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());

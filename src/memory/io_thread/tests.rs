@@ -198,10 +198,10 @@ fn an_error_that_lasts_names_the_place_after_some_tries() {
     let began = Instant::now();
     match fixture.read(1, &pieces) {
         Err(error @ ReadError::Io { offset: 65_536, .. }) => {
-            assert!(
-                error.to_string().contains("faulty.gguf at byte 65536"),
-                "{error}"
-            );
+            let text = error.to_string();
+            for part in ["faulty.gguf at byte 65536", "test the drive"] {
+                assert!(text.contains(part), "{text:?} lacks {part:?}");
+            }
         }
         other => panic!("{other:?}"),
     }
@@ -279,6 +279,49 @@ fn short_reads_are_counted() {
     );
 }
 
+/// A signal, or what the kernel lacks just now, is no failure of the drive.
+#[test]
+fn what_says_nothing_of_the_drive_is_not_counted() {
+    let interrupted = Faults {
+        interruptions: 0.5,
+        ..Faults::default()
+    };
+    let fixture_of_signals = fixture(65_536, 20, interrupted);
+    let pieces = [piece(0, 0, 65_536)];
+    fixture_of_signals.read(1, &pieces).unwrap();
+    assert!(fixture_of_signals.holds(&pieces));
+    let retries = fixture_of_signals.reader.retries();
+    assert_eq!(retries, ReadRetries::default());
+
+    let short = Faults {
+        errors: 1.0,
+        error_code: Some(libc::EAGAIN),
+        ..Faults::default()
+    };
+    let fixture_of_shortage = fixture(4096, 21, short);
+    let result = fixture_of_shortage.read(1, &[piece(0, 0, 4096)]);
+    assert!(matches!(result, Err(ReadError::Io { .. })), "{result:?}");
+    let retries = fixture_of_shortage.reader.retries();
+    assert_eq!(retries, ReadRetries::default());
+    let tries = fixture_of_shortage.control.submitted();
+    assert_eq!(tries, u64::from(RETRIES_MAX) + 1);
+}
+
+#[test]
+fn what_is_not_read_again_is_no_short_read() {
+    let faults = Faults {
+        shrunk_to: Some(0),
+        ..Faults::default()
+    };
+    let fixture = fixture(4096, 22, faults);
+    let result = fixture.read(1, &[piece(0, 0, 4096)]);
+    assert!(
+        matches!(result, Err(ReadError::Truncated { offset: 0, .. })),
+        "{result:?}"
+    );
+    assert_eq!(fixture.reader.retries(), ReadRetries::default());
+}
+
 #[test]
 fn a_failed_ticket_is_reported_only_when_nothing_of_it_is_in_flight() {
     let faults = Faults {
@@ -334,7 +377,9 @@ fn a_file_that_shrank_is_named_with_what_it_had() {
                 // Requests past the new end fail as well; the first failure to arrive is told.
                 assert!(offset >= shrunk_to, "{error}");
                 let text = error.to_string();
-                assert!(text.contains("200000") && text.contains("shrank"), "{text}");
+                for part in ["200000", "shrank", "restart with the new one"] {
+                    assert!(text.contains(part), "{text:?} lacks {part:?}");
+                }
             }
             other => panic!("{other:?}"),
         }
