@@ -107,7 +107,8 @@ class Offload:
         self.profile = os.path.join(PEERS, "rates.toml") if self.measures_rates else None
         if self.profile and {"steps", "predicted"} & set(arguments.only):
             say("  strata measures this machine")
-            programs.output([programs.strata, "bench", "rates", self.model, "--out", self.profile])
+            rates = ["rates", self.model, "--threads", self.threads, "--out", self.profile]
+            programs.output([programs.strata, "bench", *rates])
 
     def share(self, percent):
         """That much of the weights, in bytes: whole MiB."""
@@ -167,7 +168,7 @@ def reading(offload):
 
     def measured_alone():
         profile = os.path.join(PEERS, "reading.toml")
-        rates = ["rates", offload.model, "--only", "storage", "--out", profile, "--json"]
+        rates = ["rates", offload.model, "--threads", offload.threads, "--only", "storage", "--out", profile, "--json"]
         printed = offload.programs.printed([offload.programs.strata, "bench", *rates])
         return printed["storage"]["engine"]["bytes_per_second"]
 
@@ -249,6 +250,8 @@ def in_group(offload, cap, command, rate):
         with group.watched():
             try:
                 printed = offload.programs.printed(group.command(command), limit_seconds=CAPPED_SECONDS)
+                if rate not in printed:
+                    raise Problem(f"{os.path.basename(command[0])} printed no {rate}")
                 figures = {**printed, "tokens_per_second": printed[rate]}
             except Problem as raised:
                 problem = raised

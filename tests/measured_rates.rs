@@ -207,7 +207,7 @@ fn a_stored_profile_counts_where_it_belongs() {
     let plan = place.plan(&["--rates", path.to_str().unwrap()]);
     plan.refusal(
         1,
-        &["bad.toml", "host_memory_bytes_per_second", "above zero"],
+        &["bad.toml", "host_memory_bytes_per_second", "from 1 to 1e18"],
     );
     let plan = place.plan(&["--rates", "/none.toml"]);
     plan.refusal(1, &["/none.toml", "No such file"]);
@@ -248,8 +248,11 @@ fn what_cannot_be_is_told_before_anything_is_measured() {
 }
 
 #[test]
-fn an_interruption_ends_it_at_once_and_leaves_nothing() {
+fn an_interruption_ends_it_at_once_and_leaves_the_stored_profile_alone() {
     let place = Place::new();
+    let stored = place.stored();
+    std::fs::create_dir_all(stored.parent().unwrap()).unwrap();
+    std::fs::write(&stored, "as it was").unwrap();
     let mut command = place.command(&["bench", "rates", "--seconds", "600"]);
     command
         .arg(&place.model)
@@ -263,8 +266,9 @@ fn an_interruption_ends_it_at_once_and_leaves_nothing() {
         .status();
     assert!(kill.unwrap().success());
     assert_eq!(child.wait().signal(), Some(2));
+    assert_eq!(std::fs::read_to_string(&stored).unwrap(), "as it was");
     let left: Vec<_> = std::fs::read_dir(place.path("cache/strata"))
         .unwrap()
         .collect();
-    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(left.len(), 1, "{left:?}");
 }

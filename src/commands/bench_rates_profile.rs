@@ -64,6 +64,12 @@ impl Destination {
             return Ok(None);
         };
         match read_card(path) {
+            Ok(card) if card.measured.is_none() && Some(path) != stored_profile().as_ref() => {
+                bail!(Usage(format!(
+                    "--out {}: there is a hardware card that was not measured; choose another name",
+                    path.display()
+                )))
+            }
             Ok(card) => Ok(card
                 .measured
                 .as_ref()
@@ -109,9 +115,9 @@ pub(super) fn card(
     previous: Option<HardwareCard>,
     findings: &Findings,
 ) -> HardwareCard {
-    let (mut rates, before) = match previous {
-        Some(card) => (card.rates, card.measured),
-        None => (assumed_rates(config, DeviceKind::Cpu), None),
+    let (mut rates, before, mut device_memory_bytes) = match previous {
+        Some(card) => (card.rates, card.measured, card.device_memory_bytes),
+        None => (assumed_rates(config, DeviceKind::Cpu), None, None),
     };
     let mut measured = Measured {
         date: chrono::Utc::now().to_rfc3339_opts(chrono::SecondsFormat::Secs, true),
@@ -125,7 +131,6 @@ pub(super) fn card(
         storage_device: before.as_ref().and_then(|before| before.storage_device),
         strata: env!("CARGO_PKG_VERSION").to_owned(),
     };
-    let mut device_memory_bytes = None;
     rates.processors = Some(machine.threads);
     if let Some(storage) = &findings.storage {
         rates.storage_bytes_per_second = rounded(storage.engine_rate.bytes_per_second);
@@ -160,6 +165,7 @@ pub(super) fn card(
             rates.copy_bytes_per_second = Some(rounded(*copy_rate));
             rates.link_bytes_per_second = rounded(*link_rate);
             measured.gpu = None;
+            device_memory_bytes = None;
         }
         Some(LinkFindings::Gpu {
             name,

@@ -4,7 +4,7 @@ use super::device::{Candidate, Device};
 use super::memory_report::{HeldWhileServing, MemoryView};
 use super::memory_watch::{MemoryWatch, warn_of_earlier_kills};
 use super::progress::LoadingProgress;
-use super::rates::KnownRates;
+use super::rates::{KnownRates, cache_directory};
 use super::trace::begin_trace;
 use super::{Usage, one_line};
 use anyhow::{Context, bail};
@@ -316,22 +316,12 @@ pub(super) fn weights_settings(config: &Config) -> WeightsSettings {
         lookahead: Lookahead::Ring,
         poison_released: false,
         verify_share: config.verify_reads,
-        checksums: match &config.checksum_file {
+        checksums: match &config.checksum_directory {
             ChecksumSetting::Auto => cache_directory().map(|cache| cache.join("strata/checksums")),
             ChecksumSetting::Nowhere => None,
             ChecksumSetting::Directory(directory) => Some(directory.clone()),
         },
     }
-}
-
-/// Where this user's programs keep what they can do without:
-/// <https://specifications.freedesktop.org/basedir-spec/latest/>. None for a user without a home.
-fn cache_directory() -> Option<PathBuf> {
-    let absolute = |name| {
-        let path = PathBuf::from(std::env::var_os(name)?);
-        path.is_absolute().then_some(path)
-    };
-    absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))
 }
 
 pub(super) fn model_path(config: &Config) -> anyhow::Result<&Path> {

@@ -69,19 +69,23 @@ impl ThisMachine {
 /// Where `strata bench rates` stores the profile of this machine and `--rates auto` looks for it. `None`: this user has
 /// no folder for such things.
 pub(super) fn stored_profile() -> Option<PathBuf> {
-    profile_in(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
+    Some(cache_directory()?.join("strata/rates.toml"))
+}
+
+/// Where this user's programs keep what they can do without; `None` for a user without a home.
+pub(super) fn cache_directory() -> Option<PathBuf> {
+    cache_in(std::env::var_os("XDG_CACHE_HOME"), std::env::var_os("HOME"))
 }
 
 /// Relative folders do not count: <https://specifications.freedesktop.org/basedir/latest/>.
-fn profile_in(cache: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
+fn cache_in(cache: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
     let absolute = |folder: OsString| {
         let folder = PathBuf::from(folder);
         folder.is_absolute().then_some(folder)
     };
-    let cache = cache
+    cache
         .and_then(absolute)
-        .or_else(|| Some(home.and_then(absolute)?.join(".cache")))?;
-    Some(cache.join("strata/rates.toml"))
+        .or_else(|| Some(home.and_then(absolute)?.join(".cache")))
 }
 
 /// The rates that are known before a device is chosen.
@@ -357,15 +361,15 @@ mod tests {
     }
 
     #[test]
-    fn the_profile_lies_where_caches_lie() {
+    fn caches_lie_where_the_user_keeps_them() {
         let check = |cache: Option<&str>, home: Option<&str>, path: Option<&str>| {
             let os = |text: Option<&str>| text.map(OsString::from);
-            assert_eq!(profile_in(os(cache), os(home)), path.map(PathBuf::from));
+            assert_eq!(cache_in(os(cache), os(home)), path.map(PathBuf::from));
         };
-        check(Some("/c"), Some("/h"), Some("/c/strata/rates.toml"));
-        check(None, Some("/h"), Some("/h/.cache/strata/rates.toml"));
-        check(Some(""), Some("/h"), Some("/h/.cache/strata/rates.toml"));
-        check(Some("c"), Some("/h"), Some("/h/.cache/strata/rates.toml"));
+        check(Some("/c"), Some("/h"), Some("/c"));
+        check(None, Some("/h"), Some("/h/.cache"));
+        check(Some(""), Some("/h"), Some("/h/.cache"));
+        check(Some("c"), Some("/h"), Some("/h/.cache"));
         check(None, Some(""), None);
         check(None, None, None);
     }

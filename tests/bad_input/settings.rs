@@ -180,6 +180,40 @@ fn an_address_that_cannot_be_had_is_told_before_the_model_is_read() {
     }
 }
 
+/// A shape card and a hardware card alone: the machine that is planned for is the card's, not this one.
+#[test]
+fn a_hardware_card_is_a_machine_to_plan_for() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let plan = |card: &str, flags: &[&str]| {
+        let mut command = super::strata();
+        command
+            .arg("plan")
+            .arg(root.join("models/llama-3.3-70b.toml"))
+            .arg("--hardware")
+            .arg(root.join("config/hardware").join(card))
+            .args(flags);
+        super::run(&mut command)
+    };
+    let outcome = plan("rtx-4090-desktop.toml", &[]);
+    let report = outcome.success();
+    // 24 GiB less 512 MiB, and 64 GiB less a sixteenth.
+    for part in [
+        "device cuda,",
+        "\ndevice       23.5 GiB",
+        "\nhost         60.0 GiB",
+        " limit  bound by",
+        "\na prompt of 4096 tokens: ",
+        "tokens/s for one sequence; more of them with\n",
+    ] {
+        assert!(report.contains(part), "no `{part}` in\n{report}");
+    }
+    // What is said wins.
+    let outcome = plan("rtx-4090-desktop.toml", &["--host-memory", "32GiB"]);
+    assert!(outcome.success().contains("\nhost         32.0 GiB"));
+    let outcome = plan("two-core-vm.toml", &[]);
+    assert!(outcome.success().starts_with("device cpu,"));
+}
+
 #[test]
 fn a_hardware_card_gives_its_rates_and_the_report_says_so() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
