@@ -11,8 +11,8 @@ pub const HOST_RESERVE_BYTES: u64 = 1 << 30;
 
 /// The same under a control group's limit, which nobody else's programs count against: what strata itself holds outside its
 /// budgets, or this share where that is more.
-const CONTROL_GROUP_RESERVE_BYTES: u64 = 192 << 20;
-const CONTROL_GROUP_RESERVE_SHARE: u64 = 16;
+const CONTROL_GROUP_RESERVE_BYTES: u64 = 128 << 20;
+const CONTROL_GROUP_RESERVE_SHARE: u64 = 32;
 
 /// The share of the host budget that stands for VRAM when an emulated device is given no size.
 const EMULATED_SHARE: u64 = 4;
@@ -55,16 +55,6 @@ pub struct FreeMemory {
     pub limit: u64,
     pub limited_by: &'static str,
 }
-
-impl FreeMemory {
-    /// Whether it is a control group that lets no more be used.
-    pub fn is_of_control_group(&self) -> bool {
-        self.limited_by != MACHINE
-    }
-}
-
-/// What `limited_by` says where it is the machine's memory itself.
-const MACHINE: &str = "MemAvailable";
 
 /// The device tier that budgets are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,12 +104,14 @@ fn budgets_under(
     root: &Path,
 ) -> Result<Budgets, MemoryBudgetError> {
     let usable = || -> Result<u64, MemoryBudgetError> {
-        let free = free_memory_under(root)?;
-        let reserve = match free.is_of_control_group() {
-            true => CONTROL_GROUP_RESERVE_BYTES.max(free.bytes / CONTROL_GROUP_RESERVE_SHARE),
-            false => HOST_RESERVE_BYTES,
-        };
-        Ok(free.bytes - reserve.min(free.bytes / 4))
+        // Of the machine's memory and of the group's each its own reserve is left, whichever is the tighter.
+        let of_machine = memory_of_machine(root)?.bytes;
+        let of_machine = of_machine - HOST_RESERVE_BYTES.min(of_machine / 4);
+        let of_group = control_groups::free(root).map_or(u64::MAX, |free| {
+            let reserve = CONTROL_GROUP_RESERVE_BYTES.max(free.bytes / CONTROL_GROUP_RESERVE_SHARE);
+            free.bytes - reserve.min(free.bytes / 4)
+        });
+        Ok(of_machine.min(of_group))
     };
     let device = match (tier, config.device_memory) {
         (DeviceTier::None, _) => None,
@@ -171,21 +163,23 @@ fn kibibytes(meminfo: &str, key: &str) -> Option<u64> {
 }
 
 fn free_memory_under(root: &Path) -> std::io::Result<FreeMemory> {
+    let of_machine = memory_of_machine(root)?;
+    let of_group = control_groups::free(root);
+    Ok(of_group
+        .filter(|free| free.bytes < of_machine.bytes)
+        .unwrap_or(of_machine))
+}
+
+fn memory_of_machine(root: &Path) -> std::io::Result<FreeMemory> {
     let meminfo = std::fs::read_to_string(root.join("proc/meminfo"))?;
     let available = kibibytes(&meminfo, "MemAvailable:")
         .ok_or_else(|| std::io::Error::other("/proc/meminfo has no MemAvailable"))?;
     let total = kibibytes(&meminfo, "MemTotal:").unwrap_or(available);
-    let mut free = FreeMemory {
+    Ok(FreeMemory {
         bytes: available.saturating_mul(1024),
         limit: total.saturating_mul(1024),
-        limited_by: MACHINE,
-    };
-    if let Some(of_group) = control_groups::free(root)
-        && of_group.bytes < free.bytes
-    {
-        free = of_group;
-    }
-    Ok(free)
+        limited_by: "MemAvailable",
+    })
 }
 
 #[cfg(test)]
@@ -216,7 +210,7 @@ mod tests {
         let expected = FreeMemory {
             bytes: 16 * GIB,
             limit: 32 * GIB,
-            limited_by: MACHINE,
+            limited_by: "MemAvailable",
         };
         assert_eq!(free, expected);
         assert_eq!(control_groups::earlier_kills(root.path()), None);
@@ -361,9 +355,11 @@ mod tests {
             budgets.unwrap().host
         };
         const MIB: u64 = 1 << 20;
-        assert_eq!(of_limit(2560 * MIB), (2560 - 192) * MIB);
-        assert_eq!(of_limit(8192 * MIB), (8192 - 512) * MIB);
+        assert_eq!(of_limit(2560 * MIB), (2560 - 128) * MIB);
+        assert_eq!(of_limit(8192 * MIB), (8192 - 256) * MIB);
         assert_eq!(of_limit(400 * MIB), 300 * MIB);
+        // A group's limit near what the machine has: the machine's reserve is left all the same.
+        assert_eq!(of_limit(16 * GIB - MIB), 15 * GIB);
     }
 
     #[test]
