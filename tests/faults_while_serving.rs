@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "support/flip.rs"]
+mod flip;
 #[path = "support/http.rs"]
 mod http;
 #[path = "support/models.rs"]
@@ -11,11 +13,11 @@ mod models;
 #[path = "support/process.rs"]
 mod process;
 
+use flip::flip;
 use models::{RandomOptions, random};
 use process::{Server, completion, strata};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -81,17 +83,6 @@ fn replace(path: &Path, bytes: &[u8]) {
     let beside = path.with_extension("new");
     std::fs::write(&beside, bytes).unwrap();
     std::fs::rename(&beside, path).unwrap();
-}
-
-/// Changes a bit in the middle of the file and leaves its time as it was.
-fn flip(path: &Path, offset: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let modified = file.metadata().unwrap().modified().unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
-    file.set_modified(modified).unwrap();
-    file.sync_all().unwrap();
 }
 
 /// Asks until an answer fails: what was read ahead may serve the first.

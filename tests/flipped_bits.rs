@@ -5,16 +5,18 @@
 
 #[path = "support/faults.rs"]
 mod faults;
+#[path = "support/flip.rs"]
+mod flip;
 #[path = "support/models.rs"]
 mod models;
 #[path = "support/run.rs"]
 mod run;
 
 use faults::{Faulty, PROMPT, assert_names_the_read, model, placements, reference, step};
+use flip::flip;
 use run::{all_resident, settings};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use strata::gguf::Gguf;
 use strata::memory::{Faults, FaultyReader};
@@ -251,16 +253,6 @@ fn load_with(
     };
     let pool = strata::kernels::ComputePool::new(2);
     planned.load_from(ModelFile::Through(Box::new(reader)), pool, &loading)
-}
-
-/// Writes over one byte of a file and leaves its time as it was.
-fn flip(path: &Path, offset: u64) {
-    let file = File::options().read(true).write(true).open(path).unwrap();
-    let modified = file.metadata().unwrap().modified().unwrap();
-    let mut byte = [0];
-    file.read_exact_at(&mut byte, offset).unwrap();
-    file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
-    file.set_modified(modified).unwrap();
 }
 
 #[test]

@@ -75,7 +75,7 @@ impl TransferTotals {
 /// Requests that were given to the drive again, since the file was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadRetries {
-    /// After an error that may pass.
+    /// After an error of the drive that may pass; what the kernel lacked for a moment does not count.
     pub errors: u64,
     /// For the rest of a read that came back short.
     pub short_reads: u64,

@@ -80,6 +80,11 @@ impl TierSplit {
             .saturating_add(self.scratch)
     }
 
+    /// What weights, their ring and scratch may use.
+    pub(super) fn without_kv(&self) -> u64 {
+        self.budget.saturating_sub(self.kv)
+    }
+
     /// What of the budget the plan leaves alone.
     pub fn free(&self) -> u64 {
         self.budget.saturating_sub(self.claimed())

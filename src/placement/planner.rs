@@ -521,7 +521,6 @@ impl<'a> Problem<'a> {
         request: &'b PlanRequest,
         layout: &'b Layout,
     ) -> Scenario<'b> {
-        let without_kv = |split: TierSplit| split.budget.saturating_sub(split.kv);
         Scenario {
             device: request.device,
             groups: &layout.groups,
@@ -534,8 +533,12 @@ impl<'a> Problem<'a> {
             device_entries: layout.split.reserve.device_ring.entries,
             context: request.context,
             parallel: request.parallel,
-            device_bytes: layout.split.device.map_or(0, without_kv),
-            host_bytes: without_kv(layout.split.host),
+            device_bytes: layout
+                .split
+                .device
+                .as_ref()
+                .map_or(0, TierSplit::without_kv),
+            host_bytes: layout.split.host.without_kv(),
         }
     }
 

@@ -4,7 +4,7 @@
 use super::plan::{residence_at, uses_device_ring, uses_host_ring};
 use super::planner::DeviceKind;
 use super::simulate::{Job, Machine, StepTimes, steady_step};
-use super::{Executor, Group, GroupKind, Plan, Rates, Residence};
+use super::{Executor, Group, GroupKind, Plan, Rates, Residence, TierSplit};
 use crate::gguf::{Hyperparameters, TensorInfo, TensorType};
 
 /// The widths that every plan predicts.
@@ -174,7 +174,6 @@ pub(super) struct Scenario<'a> {
 
 impl<'a> Scenario<'a> {
     pub(super) fn of(plan: &'a Plan) -> Scenario<'a> {
-        let without_kv = |split: super::TierSplit| split.budget.saturating_sub(split.kv);
         Scenario {
             device: plan.device,
             groups: &plan.groups,
@@ -187,8 +186,8 @@ impl<'a> Scenario<'a> {
             device_entries: plan.device_ring.entries,
             context: plan.context,
             parallel: plan.parallel,
-            device_bytes: plan.device_split.map_or(0, without_kv),
-            host_bytes: without_kv(plan.host_split),
+            device_bytes: plan.device_split.as_ref().map_or(0, TierSplit::without_kv),
+            host_bytes: plan.host_split.without_kv(),
         }
     }
 
