@@ -18,8 +18,10 @@ use super::io_thread::ReadError;
 use super::io_uring::IoUringReader;
 use super::pread::{PreadReader, read_at};
 
-/// The longest buffer that io_uring registers.
-const REGISTERED_BYTES_MAX: usize = 1 << 30;
+/// Memory is registered in pieces of this length, each when it is first read into, so it is small beside what a drive reads
+/// in a second; and longer where the pieces would be more than the kernel takes.
+const REGISTERED_BYTES: usize = 64 << 20;
+const REGISTERED_PIECES_MAX: usize = 1 << 14;
 
 /// How what is to be read is cut into requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,12 +40,14 @@ impl Requests {
         in_flight_max: 32,
     };
 
-    fn limits(self, path: &Path) -> Limits {
+    fn limits(self, path: &Path, arena: &Arena) -> Limits {
+        let pieces = arena.bytes_total().div_ceil(REGISTERED_BYTES);
+        let longer = pieces.div_ceil(REGISTERED_PIECES_MAX).max(1);
         Limits {
             block_bytes: logical_block_bytes(path),
             in_flight_max: self.in_flight_max,
             request_bytes_max: self.bytes_max,
-            border_bytes: REGISTERED_BYTES_MAX,
+            border_bytes: REGISTERED_BYTES * longer,
         }
     }
 }
@@ -98,7 +102,7 @@ pub(super) fn open(
         source,
     };
     let thread_error = |source| ReadError::Thread { source };
-    let limits = Requests::OF_WEIGHTS.limits(path);
+    let limits = Requests::OF_WEIGHTS.limits(path, arena);
     let buffered = open_file(path, false).map_err(open_error)?;
     let identity = FileIdentity::of(path, &buffered).map_err(open_error)?;
     let (file, refused) = match open_direct(path) {
@@ -155,7 +159,7 @@ pub(super) fn open_rung(
     rung: Rung,
     requests: Requests,
 ) -> Result<Box<dyn BlockReader>, ReadError> {
-    open_with_limits(path, arena, rung, requests.limits(path))
+    open_with_limits(path, arena, rung, requests.limits(path, arena))
 }
 
 pub(super) fn open_with_limits(

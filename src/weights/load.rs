@@ -19,6 +19,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 /// The memory of each tier, as large as the plan says.
@@ -34,15 +35,14 @@ impl Arenas {
     /// pages and I/O buffers here and nowhere else.
     pub fn allocate(plan: &Plan, cuda: Option<&Arc<CudaDevice>>) -> Result<Arenas, MemoryError> {
         let mut host = Arena::new("host", plan.arena_bytes(Tier::Host) as usize)?;
-        if !plan.mapped {
-            host.populate();
-        }
         let device_bytes = plan.arena_bytes(Tier::Device) as usize;
         let device = match (plan.device, cuda) {
             (DeviceKind::Cpu, _) => None,
             (DeviceKind::Emulated, _) => Some(Arena::new("device", device_bytes)?),
             (DeviceKind::Cuda, Some(cuda)) => {
                 lock_pages(&mut host, cuda);
+                // Locking waits for each page that is not there yet.
+                host.populate(&AtomicBool::new(false));
                 Some(Arena::on_cuda("device", device_bytes, cuda)?)
             }
             (DeviceKind::Cuda, None) => unreachable!("a plan for a device that was not opened"),
@@ -217,7 +217,7 @@ impl Weights {
             checks = read_checks;
             watch = is_at_path.then(|| RefCell::new(FileWatch::new(identity.clone())));
             shared.connect(links);
-            match load_homes(&plan, &arenas, &shared, &names, progress) {
+            match load_while_populating(&plan, &arenas, &shared, &names, progress) {
                 Ok(homes) => shared.set_homes(homes),
                 Err(error) => {
                     shared.disconnect();
@@ -346,6 +346,28 @@ fn links(
 }
 
 /// Allocates and loads every resident group. Groups for the device pass through the host ring, like the streamed ones.
+/// Loads while the kernel still gives the pages of the host arena: what is read into is registered piece by piece, mostly
+/// behind the threads that populate it. All pages are there before the first step.
+fn load_while_populating(
+    plan: &Plan,
+    arenas: &Arenas,
+    shared: &Shared,
+    names: &[String],
+    progress: &dyn Fn(LoadProgress) -> bool,
+) -> Result<Vec<Home>, LoadError> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        if plan.device != DeviceKind::Cuda {
+            // One that the system refuses is done without.
+            let thread = std::thread::Builder::new().name("populate".to_owned());
+            let _ = thread.spawn_scoped(scope, || arenas.host.populate(&stop));
+        }
+        let homes = load_homes(plan, arenas, shared, names, progress);
+        stop.store(homes.is_err(), Ordering::Relaxed);
+        homes
+    })
+}
+
 fn load_homes(
     plan: &Plan,
     arenas: &Arenas,
