@@ -203,7 +203,7 @@ impl<'w> Pass<'w> {
             if (self.cancelled)() {
                 return Err(LeaseError::Cancelled);
             }
-            self.current = Some(self.weights.lease(group, self.width)?);
+            self.current = Some(self.weights.lease(group, self.width, self.cancelled)?);
         }
         match &self.current {
             Some(lease) => Ok(lease),

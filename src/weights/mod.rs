@@ -174,7 +174,12 @@ impl Weights {
     }
 
     /// Lends a group to a step of `width` tokens, waiting for it where it is on its way.
-    fn lease(&self, group: GroupId, width: u32) -> Result<Lease<'_>, LeaseError> {
+    fn lease(
+        &self,
+        group: GroupId,
+        width: u32,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Lease<'_>, LeaseError> {
         let residence = self.plan.residence_at(group, width);
         let home = &self.shared.homes()[group.0 as usize];
         let (lease, waited) = match home {
@@ -183,8 +188,10 @@ impl Weights {
                 (Lease::resident(self, group, Arc::clone(region)), None)
             }
             Home::Resident(_) | Home::Streamed => {
-                let taken = self.shared.take(group);
-                let taken = taken.map_err(|source| self.read_error(group, source))?;
+                let taken = self.shared.take(group, cancelled);
+                let taken = taken
+                    .map_err(|source| self.read_error(group, source))?
+                    .ok_or(LeaseError::Cancelled)?;
                 if let Some(device) = taken.region.cuda() {
                     device.compute_waits_for(&taken.ready);
                 }
