@@ -7,6 +7,7 @@
 
 use crate::memory::FileIdentity;
 use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::collections::hash_map::Entry;
 use std::hash::Hasher;
 use twox_hash::XxHash3_64;
@@ -65,6 +66,9 @@ pub(super) enum NotUsable {
 /// The checksums of one file. It grows with what is read: by the parts of the plan and, at most, the vocabulary.
 #[derive(Debug, Default)]
 pub(super) struct ChecksumTable {
+    /// Reads of this run gave other bytes than its first one, again and again. That may have been the wrong one, so a later
+    /// run starts afresh with these; this run, which has computed with it, does not.
+    disputed: HashSet<Stretch>,
     known: HashMap<Stretch, (u64, SeenBy)>,
     /// There are checksums that `encode` has not written.
     is_unsaved: bool,
@@ -101,6 +105,11 @@ impl ChecksumTable {
             }
         }
     }
+    /// What this run has read first was not read again.
+    pub(super) fn dispute(&mut self, stretch: Stretch) {
+        self.is_unsaved |= self.disputed.insert(stretch);
+    }
+
 
     pub(super) fn was_seen_by_this_run(&self, stretch: Stretch) -> bool {
         let known = self.known.get(&stretch);
@@ -132,6 +141,7 @@ impl ChecksumTable {
     pub(super) fn encode(&mut self, file: &FileIdentity) -> Vec<u8> {
         let mut kept: Vec<_> = self
             .known
+            .filter(|(stretch, _)| !self.disputed.contains(stretch))
             .iter()
             .map(|(&stretch, &(sum, by))| (by == SeenBy::EarlierRun, stretch, sum))
             .collect();
@@ -207,7 +217,7 @@ impl ChecksumTable {
         }
         Ok(ChecksumTable {
             known,
-            is_unsaved: false,
+            ..ChecksumTable::default()
         })
     }
 }
@@ -305,6 +315,25 @@ mod tests {
         let again = ChecksumTable::decode(&later.encode(&file()), &file()).unwrap();
         assert_eq!(again.len(), 3);
     }
+    #[test]
+    fn a_first_read_that_no_later_one_agreed_with_is_not_handed_on() {
+        let mut table = ChecksumTable::default();
+        table.judge(stretch(0, 10), 1);
+        table.judge(stretch(10, 10), 2);
+        let _ = table.encode(&file());
+        table.dispute(stretch(0, 10));
+        assert!(table.is_unsaved());
+        let later = ChecksumTable::decode(&table.encode(&file()), &file()).unwrap();
+        assert_eq!(later.all(), [(stretch(10, 10), 2)]);
+        // This run goes on refusing what differs from what it has computed with.
+        assert_eq!(
+            table.judge(stretch(0, 10), 3),
+            Verdict::Differs(SeenBy::ThisRun)
+        );
+        table.dispute(stretch(0, 10));
+        assert!(!table.is_unsaved());
+    }
+
 
     #[test]
     fn another_file_is_told_from_this_one() {

@@ -197,6 +197,9 @@ impl ReadChecks {
         // Reads go on being verified while this one is written; what they add is unsaved again.
         drop(state);
         side_file.write(&bytes);
+        if mismatch.seen_by == SeenBy::ThisRun {
+            self.lock().table.dispute(mismatch.stretch);
+        }
     }
 
     /// The file is this one from now on; `compare` found the same weights in it.
