@@ -5,6 +5,7 @@ use super::{GatheredRows, Weights};
 use crate::memory::{CudaDevice, DeviceAddress, Event, ReadError, Region};
 use crate::placement::{Executor, GroupId};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Why a step could not have its weights.
 #[derive(Debug, thiserror::Error)]
@@ -168,6 +169,9 @@ pub struct Pass<'w> {
     width: u32,
     cancelled: &'w dyn Fn() -> bool,
     current: Option<Lease<'w>>,
+    began: Instant,
+    /// Until then.
+    stalled: Duration,
     finished: bool,
 }
 
@@ -182,6 +186,8 @@ impl<'w> Pass<'w> {
             width,
             cancelled,
             current: None,
+            began: Instant::now(),
+            stalled: weights.stalled(),
             finished: false,
         }
     }
@@ -224,7 +230,8 @@ impl<'w> Pass<'w> {
             "a step ended before it had used every streamed group"
         );
         self.finished = true;
-        self.weights.step_finished(self.width, depth);
+        self.weights
+            .step_finished(self.width, depth, self.began, self.stalled);
     }
 }
 

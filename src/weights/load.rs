@@ -7,6 +7,7 @@ use super::rows::EmbeddingSlice;
 use super::shared::{FIRST_WIDTH, Links, Shared, streamed};
 use super::spans::Spans;
 use super::verify::{QUEUED_READS_MAX, ReadChecks, Verifier};
+use super::verify_share::VerifyShare;
 use super::{Counters, Home, RETRY_REASONS, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
@@ -18,8 +19,8 @@ use crate::placement::{DeviceKind, Forecast, GroupId, GroupKind, Plan, Ring, Tie
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::sync_channel;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Weak};
 
 /// The memory of each tier, as large as the plan says.
@@ -40,9 +41,9 @@ impl Arenas {
             (DeviceKind::Cpu, _) => None,
             (DeviceKind::Emulated, _) => Some(Arena::new("device", device_bytes)?),
             (DeviceKind::Cuda, Some(cuda)) => {
-                lock_pages(&mut host, cuda);
                 // Locking waits for each page that is not there yet.
                 host.populate(&AtomicBool::new(false));
+                lock_pages(&mut host, cuda);
                 Some(Arena::on_cuda("device", device_bytes, cuda)?)
             }
             (DeviceKind::Cuda, None) => unreachable!("a plan for a device that was not opened"),
@@ -95,8 +96,8 @@ pub struct WeightsSettings {
     pub lookahead: Lookahead,
     /// Fill ring entries with NaN patterns when they are released, so that a use after release shows.
     pub poison_released: bool,
-    /// The share of reads that is verified by the checksum of the first one, from 0 (none, and none is recorded) to 1.
-    pub verify_share: f64,
+    /// Of the reads that are held against the checksum of the first one.
+    pub verify_share: VerifyShare,
     /// The directory that keeps checksums for later runs.
     pub checksums: Option<PathBuf>,
 }
@@ -295,7 +296,7 @@ fn links(
         "{reads_max} reads, with {ring_entries} ring entries, may end before one is verified"
     );
     let (to_verify, reads) = sync_channel(QUEUED_READS_MAX);
-    let verifies = settings.verify_share > 0.0;
+    let verifies = settings.verify_share.is_on();
     let on_read: Box<dyn Fn(RegionRead) + Send> = if verifies {
         // An error would mean that the verifier has ended, which it does after the I/O thread.
         Box::new(move |done| drop(to_verify.send(done)))
@@ -345,7 +346,6 @@ fn links(
     Ok((links, checks))
 }
 
-/// Allocates and loads every resident group. Groups for the device pass through the host ring, like the streamed ones.
 /// Loads while the kernel still gives the pages of the host arena: what is read into is registered piece by piece, mostly
 /// behind the threads that populate it. All pages are there before the first step.
 fn load_while_populating(
@@ -368,6 +368,7 @@ fn load_while_populating(
     })
 }
 
+/// Allocates and loads every resident group. Groups for the device pass through the host ring, like the streamed ones.
 fn load_homes(
     plan: &Plan,
     arenas: &Arenas,

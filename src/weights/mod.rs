@@ -21,6 +21,7 @@ mod shared;
 mod side_file;
 mod spans;
 mod verify;
+mod verify_share;
 
 pub use lease::{Lease, LeaseError, Pass};
 pub use load::{Arenas, LoadError, LoadProgress, Loading, ModelFile, WeightsSettings};
@@ -28,6 +29,7 @@ pub use pipeline::Lookahead;
 pub use rows::GatheredRows;
 pub use spans::HostComputation;
 
+pub use verify_share::VerifyShare;
 use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFile, Region, Rung};
 use crate::metrics::Metrics;
@@ -39,7 +41,7 @@ use spans::Spans;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use verify::ReadChecks;
 
 /// Where a group's bytes are between uses, as far as a lease needs to know.
@@ -262,7 +264,15 @@ impl Weights {
             .inc_by(waited.as_secs_f64());
     }
 
-    fn step_finished(&self, width: u32, depth: u32) {
+    /// Seconds that computation has waited for weights so far.
+    fn stalled(&self) -> Duration {
+        let stalls = self.counters.stall_nanoseconds.iter();
+        let nanoseconds = stalls.map(|stall| stall.load(Ordering::Relaxed)).sum();
+        Duration::from_nanos(nanoseconds)
+    }
+
+    /// `began` and `stalled` are of the step's beginning.
+    fn step_finished(&self, width: u32, depth: u32, began: Instant, stalled: Duration) {
         self.metrics
             .steps_predicted_seconds_total
             .inc_by(self.forecast.step_seconds(width, depth));
@@ -272,6 +282,7 @@ impl Weights {
         }
         if let Some(checks) = &self.checks {
             // The first step has seen every group that streams.
+            checks.step_ended(began.elapsed(), self.stalled().saturating_sub(stalled));
             checks.save(steps > 0);
         }
         self.shared.publish(&self.metrics);

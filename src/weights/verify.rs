@@ -8,6 +8,7 @@
 use super::checksums::{ChecksumTable, RunningChecksum, SeenBy, Stretch, Verdict, checksum};
 use super::shared::Shared;
 use super::side_file::SideFile;
+use super::verify_share::{StepCost, VerifyShare};
 use crate::memory::{AbortOnPanic, FileIdentity, ReadError, Region, RegionRead, open_expected};
 use crate::metrics::Metrics;
 use crate::placement::Group;
@@ -21,6 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// How often a read whose bytes differ is tried again: a bit that flipped on the way is right the next time.
 pub(super) const CHECKSUM_RETRIES_MAX: u32 = 3;
@@ -36,16 +38,19 @@ const COMPARED_BYTES: usize = 1 << 20;
 
 /// What reads are held against, and how many of them.
 pub(super) struct ReadChecks {
-    /// Of later reads: above 0, at most 1.
-    share: f64,
+    setting: VerifyShare,
     model: PathBuf,
     state: Mutex<State>,
     side_file: Option<Mutex<SideFile>>,
     metrics: Metrics,
     verified_groups: AtomicU64,
+    /// Processor time of the thread that verifies groups, since the last step ended.
+    verifying_nanoseconds: AtomicU64,
 }
 
 struct State {
+    /// Of later reads: above 0, at most 1.
+    share: f64,
     table: ChecksumTable,
     /// Chooses what is verified: reads taken in turn could be those of the same groups in each step.
     random: ChaCha8Rng,
@@ -73,27 +78,48 @@ pub(super) enum Compared {
 impl ReadChecks {
     /// `directory` is where checksums are kept for later runs.
     pub(super) fn new(
-        share: f64,
+        setting: VerifyShare,
         directory: Option<&Path>,
         file: &FileIdentity,
         metrics: &Metrics,
     ) -> ReadChecks {
         let side_file = directory.map(|directory| SideFile::new(directory, file));
         ReadChecks {
-            share,
+            setting,
             model: file.path.clone(),
             state: Mutex::new(State {
+                share: setting.at_first(),
                 table: side_file.as_ref().map(SideFile::read).unwrap_or_default(),
                 random: ChaCha8Rng::seed_from_u64(CHOICE_SEED),
             }),
             side_file: side_file.map(Mutex::new),
             metrics: metrics.clone(),
             verified_groups: AtomicU64::new(0),
+            verifying_nanoseconds: AtomicU64::new(0),
         }
     }
 
+    /// Of later reads, that are verified.
     pub(super) fn share(&self) -> f64 {
-        self.share
+        self.lock().share
+    }
+
+    /// A step has ended, in which computation waited for weights for so long: chooses the share of the next one's reads.
+    pub(super) fn step_ended(&self, step: Duration, waited: Duration) {
+        let nanoseconds = self.verifying_nanoseconds.swap(0, Ordering::Relaxed);
+        let verifying = Duration::from_nanos(nanoseconds);
+        let cost = StepCost {
+            step,
+            waited,
+            verifying,
+            processors: available_processors(),
+        };
+        let mut state = self.lock();
+        state.share = self.setting.after(state.share, cost);
+        self.metrics.verify_share.set(state.share);
+        self.metrics
+            .verify_seconds_total
+            .inc_by(verifying.as_secs_f64());
     }
 
     pub(super) fn verified_groups(&self) -> u64 {
@@ -106,7 +132,9 @@ impl ReadChecks {
 
     /// Whether the next read is one of the share.
     pub(super) fn is_due(&self) -> bool {
-        self.lock().random.random_bool(self.share)
+        let mut state = self.lock();
+        let share = state.share;
+        state.random.random_bool(share)
     }
 
     /// Verifies what was read, and says how many bytes of it. Where that is not due, only what this run reads for the first
@@ -143,7 +171,12 @@ impl ReadChecks {
             let start = part.entry_offset as usize;
             (stretch, &bytes[start..start + part.bytes as usize])
         });
-        if self.check(parts, is_due)? > 0 {
+        let before = thread_time();
+        let checked = self.check(parts, is_due);
+        let nanoseconds = thread_time().saturating_sub(before).as_nanos() as u64;
+        self.verifying_nanoseconds
+            .fetch_add(nanoseconds, Ordering::Relaxed);
+        if checked? > 0 {
             self.verified_groups.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
@@ -164,6 +197,9 @@ impl ReadChecks {
 
     /// What a read has failed with after so many tries.
     pub(super) fn error(&self, mismatch: Mismatch, tries: u32) -> ReadError {
+        if mismatch.seen_by == SeenBy::ThisRun {
+            self.lock().table.dispute(mismatch.stretch);
+        }
         let (file, offset) = (self.model.clone(), mismatch.stretch.offset);
         match (mismatch.seen_by, &self.side_file) {
             (SeenBy::EarlierRun, Some(side_file)) => ReadError::OtherBytesThanBefore {
@@ -197,9 +233,6 @@ impl ReadChecks {
         // Reads go on being verified while this one is written; what they add is unsaved again.
         drop(state);
         side_file.write(&bytes);
-        if mismatch.seen_by == SeenBy::ThisRun {
-            self.lock().table.dispute(mismatch.stretch);
-        }
     }
 
     /// The file is this one from now on; `compare` found the same weights in it.
@@ -224,6 +257,17 @@ impl ReadChecks {
             Err(error) => Compared::Unreadable(error),
         }
     }
+}
+
+/// Processor time of this thread.
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+fn available_processors() -> u32 {
+    let processors = std::thread::available_parallelism();
+    processors.map_or(1, |processors| processors.get() as u32)
 }
 
 fn lock(side_file: &Mutex<SideFile>) -> MutexGuard<'_, SideFile> {
@@ -330,7 +374,7 @@ mod tests {
 
     fn checks(share: f64, file: &Path) -> (ReadChecks, FileIdentity, Metrics) {
         let (metrics, identity) = (Metrics::new(), FileIdentity::at(file).unwrap());
-        let checks = ReadChecks::new(share, None, &identity, &metrics);
+        let checks = ReadChecks::new(VerifyShare::Fixed(share), None, &identity, &metrics);
         (checks, identity, metrics)
     }
 
@@ -396,7 +440,14 @@ mod tests {
         let (identity, metrics) = (FileIdentity::at(&path).unwrap(), Metrics::new());
         let kept = directory.path().join("checksums");
         // No read is one of the share.
-        let run = || ReadChecks::new(0.0, Some(kept.as_path()), &identity, &metrics);
+        let run = || {
+            ReadChecks::new(
+                VerifyShare::Fixed(0.0),
+                Some(kept.as_path()),
+                &identity,
+                &metrics,
+            )
+        };
         let check = |checks: &ReadChecks, bytes: &[u8]| {
             let read = [(stretch(0, 4), &bytes[..4]), (stretch(4, 4), &bytes[4..])];
             let checked = checks.check(read.into_iter(), false);
@@ -425,7 +476,12 @@ mod tests {
         // What was known of the former is known of this one, in later runs too.
         third.set_file(&now);
         third.save(false);
-        let fourth = ReadChecks::new(0.0, Some(kept.as_path()), &now, &metrics);
+        let fourth = ReadChecks::new(
+            VerifyShare::Fixed(0.0),
+            Some(kept.as_path()),
+            &now,
+            &metrics,
+        );
         assert_eq!(check(&fourth, b"abcdefgx"), other);
     }
 
