@@ -6,9 +6,8 @@
 //! parts; what it does not find here it records anew.
 
 use crate::memory::FileIdentity;
-use std::collections::HashMap;
-use std::collections::{HashMap, HashSet};
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hasher;
 use twox_hash::XxHash3_64;
 
@@ -20,7 +19,7 @@ pub(super) struct Stretch {
 }
 
 /// XXH3, 64 bits: it tells accidents, and does not stand up to somebody who makes bytes for a checksum.
-pub(super) fn checksum(bytes: &[u8]) -> u64 {
+pub fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
@@ -66,10 +65,10 @@ pub(super) enum NotUsable {
 /// The checksums of one file. It grows with what is read: by the parts of the plan and, at most, the vocabulary.
 #[derive(Debug, Default)]
 pub(super) struct ChecksumTable {
+    known: HashMap<Stretch, (u64, SeenBy)>,
     /// Reads of this run gave other bytes than its first one, again and again. That may have been the wrong one, so a later
     /// run starts afresh with these; this run, which has computed with it, does not.
     disputed: HashSet<Stretch>,
-    known: HashMap<Stretch, (u64, SeenBy)>,
     /// There are checksums that `encode` has not written.
     is_unsaved: bool,
 }
@@ -105,11 +104,11 @@ impl ChecksumTable {
             }
         }
     }
+
     /// What this run has read first was not read again.
     pub(super) fn dispute(&mut self, stretch: Stretch) {
         self.is_unsaved |= self.disputed.insert(stretch);
     }
-
 
     pub(super) fn was_seen_by_this_run(&self, stretch: Stretch) -> bool {
         let known = self.known.get(&stretch);
@@ -141,8 +140,8 @@ impl ChecksumTable {
     pub(super) fn encode(&mut self, file: &FileIdentity) -> Vec<u8> {
         let mut kept: Vec<_> = self
             .known
-            .filter(|(stretch, _)| !self.disputed.contains(stretch))
             .iter()
+            .filter(|(stretch, _)| !self.disputed.contains(stretch))
             .map(|(&stretch, &(sum, by))| (by == SeenBy::EarlierRun, stretch, sum))
             .collect();
         kept.sort_unstable();
@@ -315,6 +314,7 @@ mod tests {
         let again = ChecksumTable::decode(&later.encode(&file()), &file()).unwrap();
         assert_eq!(again.len(), 3);
     }
+
     #[test]
     fn a_first_read_that_no_later_one_agreed_with_is_not_handed_on() {
         let mut table = ChecksumTable::default();
@@ -333,7 +333,6 @@ mod tests {
         table.dispute(stretch(0, 10));
         assert!(!table.is_unsaved());
     }
-
 
     #[test]
     fn another_file_is_told_from_this_one() {

@@ -23,13 +23,14 @@ mod spans;
 mod verify;
 mod verify_share;
 
+pub use checksums::checksum;
 pub use lease::{Lease, LeaseError, Pass};
 pub use load::{Arenas, LoadError, LoadProgress, Loading, ModelFile, WeightsSettings};
 pub use pipeline::Lookahead;
 pub use rows::GatheredRows;
 pub use spans::HostComputation;
-
 pub use verify_share::VerifyShare;
+
 use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFile, Region, Rung};
 use crate::metrics::Metrics;
@@ -281,8 +282,8 @@ impl Weights {
             watch.borrow_mut().read_failed = false;
         }
         if let Some(checks) = &self.checks {
-            // The first step has seen every group that streams.
             checks.step_ended(began.elapsed(), self.stalled().saturating_sub(stalled));
+            // The first step has seen every group that streams.
             checks.save(steps > 0);
         }
         self.shared.publish(&self.metrics);
