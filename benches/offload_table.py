@@ -115,8 +115,13 @@ def _reading(result):
 
 def _loading(offload, result):
     work, best = "all weights into memory", offload.fio.best()
-    note = "from before the memory is taken until the model can compute; checksums are recorded or compared meanwhile"
-    return _beside_fio("Loading", work, result["strata"], best, result["fio"], LOADING_BAR, [note])
+    given = result["memory"]
+    notes = [
+        "from before the memory is taken until the model can compute; checksums are recorded or compared meanwhile",
+        f"just before, as much memory was taken and given back, at {min(given) / 1e9:.2f} to {max(given) / 1e9:.2f} GB/s: a "
+        "virtual machine waits for its host where it touches memory for the first time",
+    ]
+    return _beside_fio("Loading", work, result["strata"], best, result["fio"], LOADING_BAR, notes)
 
 
 def _steps(offload, results):
