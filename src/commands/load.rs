@@ -18,7 +18,7 @@ use strata::config::{
     machine_memory_bytes,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
-use strata::gguf::{Gguf, Hyperparameters};
+use strata::gguf::{Gguf, Hyperparameters, unsplit_path};
 use strata::kernels::ComputePool;
 use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
@@ -112,7 +112,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let model_context = planned.hyperparameters.context_length as usize;
     let view = Arc::new(MemoryView {
         plan: Arc::clone(&plan),
-        model: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
+        model: canonical_files(&planned.gguf),
         held,
         loaded: OnceLock::new(),
     });
@@ -142,12 +142,19 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         template,
         metrics,
         memory: Arc::new(move || view.report()),
-        model_name: config.served_name(path),
+        model_name: config.served_name(&unsplit_path(path)),
         context: plan.context as usize,
         model_context,
         trace,
         _memory_watch: memory_watch,
     })
+}
+
+/// The files of a model as the kernel names them.
+fn canonical_files(gguf: &Gguf) -> Vec<PathBuf> {
+    let paths = gguf.files.iter().map(|file| &file.path);
+    let canonical = paths.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
+    canonical.collect()
 }
 
 /// The plan for a device; where the device is `auto`'s GPU and has too little free for the model, that of the CPU.
@@ -162,7 +169,7 @@ fn plan_on(
     let plan = |gguf, device: &Device| -> anyhow::Result<PlannedModel> {
         let request = plan_request(config, hyperparameters, device, &known)?;
         let of_file = || path.display().to_string();
-        let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+        let mut planned = PlannedModel::of_index(gguf, &request).with_context(of_file)?;
         planned.gpu = device.gpu();
         Ok(planned)
     };
@@ -349,7 +356,7 @@ pub(super) fn plan_of(
     let config = &known.config_for_machine(config);
     let device = Device::to_plan_for(config, candidate)?;
     let request = plan_request(config, &hyperparameters, &device, &known)?;
-    let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+    let planned = PlannedModel::of_index(gguf, &request).with_context(of_file)?;
     let gains = best_changes(&planned.gguf, &hyperparameters, &request, &planned.plan);
     Ok((planned.plan, gains))
 }

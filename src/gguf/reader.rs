@@ -4,18 +4,18 @@ use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::cursor::Cursor;
+use super::cursor::{Cursor, HEADER_BYTES_MAX};
 use super::error::{GgufError, quote};
 use super::metadata::Metadata;
-use super::{Gguf, TensorInfo, TensorType};
+use super::{Gguf, IndexedFile, TensorInfo, TensorType};
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// The key of the alignment of tensor data, and its value where the key is absent.
-const ALIGNMENT_KEY: &str = "general.alignment";
+pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
 const ALIGNMENT_DEFAULT: u64 = 32;
-const ALIGNMENT_MAX: u64 = 16 << 20;
+pub(super) const ALIGNMENT_MAX: u64 = 16 << 20;
 /// The format allows keys of 2^16 - 1 bytes and tensor names of 64.
 const KEY_BYTES_MAX: u64 = 65_535;
 const TENSOR_NAME_BYTES_MAX: u64 = 64;
@@ -24,18 +24,30 @@ const DIMENSIONS_MAX: u32 = 4;
 /// number of dimensions, one dimension, type, offset.
 const PAIR_BYTES_MIN: u64 = 8 + 4 + 1;
 const TENSOR_BYTES_MIN: u64 = 8 + 4 + 8 + 4 + 8;
+/// The most tensors that the longest header can hold; the shards of a model hold no more together.
+pub(super) const TENSORS_MAX: u64 = HEADER_BYTES_MAX / TENSOR_BYTES_MIN;
 
 impl Gguf {
-    /// Reads the index of a file. The weights are not touched. A directory, a pipe or a device is refused without
-    /// being read.
+    /// Reads the index of a model: of the file at `path`, or, where that is a shard, of all shards beside it. The weights
+    /// are not touched. A directory, a pipe or a device is refused without being read.
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
+        let given = Gguf::open_alone(path)?;
+        super::shards::with_its_shards(path, given, Gguf::open_alone)
+    }
+
+    /// Reads the index of one file.
+    fn open_alone(path: &Path) -> Result<Gguf, GgufError> {
         let open_error = |error| GgufError::Open {
             path: path.to_owned(),
             error,
         };
         let file = open_without_waiting(path).map_err(open_error)?;
         let file_bytes = regular_file_bytes(path, &file, open_error)?;
-        Gguf::read(BufReader::with_capacity(1 << 20, file), file_bytes)
+        let mut gguf = Gguf::read(BufReader::with_capacity(1 << 20, file), file_bytes)?;
+        for file in &mut gguf.files {
+            path.clone_into(&mut file.path);
+        }
+        Ok(gguf)
     }
 
     /// Reads the index from the bytes of a whole file.
@@ -56,7 +68,12 @@ impl Gguf {
         let alignment = alignment(&metadata)?;
         let mut tensors = read_tensor_table(&mut cursor, tensor_count, alignment)?;
         place_tensors(&mut tensors, cursor.position(), alignment, file_bytes)?;
-        Ok(Gguf::new(version, alignment, metadata, tensors, file_bytes))
+        let file = IndexedFile {
+            path: PathBuf::new(),
+            bytes: file_bytes,
+            base: 0,
+        };
+        Ok(Gguf::new(version, alignment, metadata, tensors, vec![file]))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads through io_uring, with the arena and the file registered where the kernel permits it.
+//! Reads through io_uring, with the arena and the files registered where the kernel permits it.
 //!
 //! Registration pins the arena's pages once instead of once per read, which on the machines measured is worth a
 //! quarter to a half of the read rate. It counts against the limit on locked memory of every user but root.
@@ -23,6 +23,7 @@ use super::arena::{Arena, Span, memory_lock_limit};
 use super::block_reader::{
     BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker, open_expected,
 };
+use super::files::PlacedFile;
 
 /// The completion of the eventfd's poll; slots are small numbers.
 const WAKE: u64 = u64::MAX;
@@ -35,8 +36,9 @@ const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
 pub(super) struct IoUringReader {
     ring: IoUring,
-    file: File,
-    identity: FileIdentity,
+    /// The open file of each place.
+    files: Vec<File>,
+    placed: Vec<PlacedFile>,
     limits: Limits,
     /// Whether what was read through the page cache is dropped from it: the file refuses direct reads.
     buffered: bool,
@@ -51,10 +53,10 @@ pub(super) struct IoUringReader {
 }
 
 impl IoUringReader {
-    /// A ring for plain reads of `file`; `register` is the step up.
+    /// A ring for plain reads of `files`, which are those of `placed`; `register` is the step up.
     pub(super) fn new(
-        file: File,
-        identity: FileIdentity,
+        files: Vec<File>,
+        placed: Vec<PlacedFile>,
         limits: Limits,
         buffered: bool,
     ) -> io::Result<IoUringReader> {
@@ -74,8 +76,8 @@ impl IoUringReader {
         Ok(IoUringReader {
             waits_for_a_time: ring.params().is_feature_ext_arg(),
             ring,
-            file,
-            identity,
+            files,
+            placed,
             limits,
             buffered,
             registered: false,
@@ -85,7 +87,7 @@ impl IoUringReader {
         })
     }
 
-    /// Registers the arena, in pieces of `limits.border_bytes`, and the file. All later reads must be into this arena.
+    /// Registers the arena, in pieces of `limits.border_bytes`, and the files. All later reads must be into this arena.
     /// The error says what was refused; the reader then works as before.
     pub(super) fn register(&mut self, arena: &Arena) -> Result<(), String> {
         let total = arena.bytes_total();
@@ -111,10 +113,11 @@ impl IoUringReader {
                 memory_lock_limit()
             ));
         }
-        if let Err(error) = submitter.register_files(&[self.file.as_raw_fd()]) {
+        let descriptors: Vec<i32> = self.files.iter().map(AsRawFd::as_raw_fd).collect();
+        if let Err(error) = submitter.register_files(&descriptors) {
             // Best effort: buffers that stay registered cost memory accounting only.
             drop(submitter.unregister_buffers());
-            return Err(format!("registering the file: {error}"));
+            return Err(format!("registering {} files: {error}", descriptors.len()));
         }
         self.registered = true;
         Ok(())
@@ -128,11 +131,11 @@ impl IoUringReader {
         let entry = if self.registered {
             // As many pieces as fit u16 would be 64 TiB of arena.
             let piece = (span.offset / self.limits.border_bytes) as u16;
-            opcode::ReadFixed::new(types::Fixed(0), pointer, bytes, piece)
+            opcode::ReadFixed::new(types::Fixed(read.file as u32), pointer, bytes, piece)
                 .offset(read.file_offset)
                 .build()
         } else {
-            opcode::Read::new(types::Fd(self.file.as_raw_fd()), pointer, bytes)
+            opcode::Read::new(types::Fd(self.files[read.file].as_raw_fd()), pointer, bytes)
                 .offset(read.file_offset)
                 .build()
         };
@@ -173,7 +176,8 @@ impl IoUringReader {
                 bytes => Ok(bytes as usize),
             };
             if self.buffered {
-                forget_cached(&self.file, read.file_offset, read.buffer.span().bytes);
+                let file = &self.files[read.file];
+                forget_cached(file, read.file_offset, read.buffer.span().bytes);
             }
             ended.push(BlockReadDone {
                 slot: read.slot,
@@ -214,8 +218,8 @@ impl IoUringReader {
 }
 
 impl BlockReader for IoUringReader {
-    fn file(&self) -> &FileIdentity {
-        &self.identity
+    fn files(&self) -> &[PlacedFile] {
+        &self.placed
     }
 
     fn limits(&self) -> Limits {
@@ -266,19 +270,19 @@ impl BlockReader for IoUringReader {
         }
     }
 
-    fn reopen(&mut self, expected: &FileIdentity) -> io::Result<()> {
+    fn reopen(&mut self, index: usize, expected: &FileIdentity) -> io::Result<()> {
         let file = open_expected(expected, !self.buffered)?;
         if self.registered {
             let updated = self
                 .ring
                 .submitter()
-                .register_files_update(0, &[file.as_raw_fd()])?;
+                .register_files_update(index as u32, &[file.as_raw_fd()])?;
             if updated != 1 {
                 return Err(io::Error::other("the ring did not take the file"));
             }
         }
-        self.file = file;
-        self.identity = expected.clone();
+        self.files[index] = file;
+        self.placed[index].identity = expected.clone();
         Ok(())
     }
 }
