@@ -332,6 +332,7 @@ fn a_shard_that_was_changed_between_two_runs_is_refused() {
             .arg(&paths[0])
             .args(["-p", PROMPT, "-n", "4"]);
         command.args(["--copy", "--host-memory", "1GiB", "--context", "64"]);
+        command.args(["--log", "error"]);
         command.env_remove("STRATA_CHECKSUM_DIRECTORY");
         command
             .env("XDG_CACHE_HOME", &cache)
