@@ -19,10 +19,11 @@ use strata::config::{
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters, unsplit_path};
+use strata::inspect::Served;
 use strata::kernels::ComputePool;
 use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
-use strata::model::{self, LoadedModel, Model, PlannedModel};
+use strata::model::{self, LoadedModel, Model, PlannedModel, gpu_supports};
 use strata::placement::{
     DeviceKind, ExecutorChoice, Gain, KvType, Plan, PlanRequest, Tier, best_changes,
 };
@@ -69,14 +70,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     };
     let device = Device::to_use(config, candidate)?;
     let (mut planned, device) = plan_on(config, path, gguf, &hyperparameters, device)?;
-    if tokenizer.vocabulary_size() > planned.hyperparameters.vocabulary_size as usize {
-        bail!(
-            "{}: the vocabulary has {} tokens and `token_embd.weight` {} rows; the file is damaged",
-            path.display(),
-            tokenizer.vocabulary_size(),
-            planned.hyperparameters.vocabulary_size
-        );
-    }
+    check_vocabulary(&tokenizer, &planned.hyperparameters).with_context(of_file)?;
     let plan = Arc::clone(&planned.plan);
     check_machine(&plan)?;
     warn_of_earlier_kills(&plan);
@@ -148,6 +142,35 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         trace,
         _memory_watch: memory_watch,
     })
+}
+
+/// Every token needs a row of the embedding; rows beyond them are padding.
+fn check_vocabulary(tokenizer: &Tokenizer, shape: &Hyperparameters) -> anyhow::Result<()> {
+    if tokenizer.vocabulary_size() > shape.vocabulary_size as usize {
+        bail!(
+            "the vocabulary has {} tokens and `token_embd.weight` {} rows; the file is damaged",
+            tokenizer.vocabulary_size(),
+            shape.vocabulary_size
+        );
+    }
+    Ok(())
+}
+
+/// Whether a model would be loaded here: every check that needs neither memory nor a device.
+pub(super) fn served(gguf: &Gguf) -> Served {
+    let check = || -> anyhow::Result<Hyperparameters> {
+        let hyperparameters = model::check(gguf)?;
+        let tokenizer = Tokenizer::from_gguf(&gguf.metadata)?;
+        ChatTemplate::from_gguf(&gguf.metadata, &tokenizer)?;
+        check_vocabulary(&tokenizer, &hyperparameters)?;
+        Ok(hyperparameters)
+    };
+    match check() {
+        Ok(hyperparameters) => Served::Yes {
+            gpu: gpu_supports(gguf, &hyperparameters),
+        },
+        Err(error) => Served::No(format!("{error:#}")),
+    }
 }
 
 /// The files of a model as the kernel names them.

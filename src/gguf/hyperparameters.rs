@@ -49,6 +49,12 @@ pub enum RopeScaling {
 }
 
 impl Hyperparameters {
+    /// Elements of the keys and values of one token, all layers.
+    pub fn kv_elements(&self) -> u64 {
+        let heads: u64 = self.head_count_kv.iter().copied().map(u64::from).sum();
+        heads.saturating_mul(u64::from(self.key_length) + u64::from(self.value_length))
+    }
+
     /// Reads the keys `{architecture}.*` and the shape of `token_embd.weight`.
     pub fn from_gguf(gguf: &Gguf) -> Result<Hyperparameters, GgufError> {
         let architecture = gguf.architecture()?.to_owned();

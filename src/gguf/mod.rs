@@ -70,6 +70,20 @@ impl TensorInfo {
     }
 }
 
+/// A tensor of a type that strata does not compute with. A file with one can be looked at, not loaded.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ForeignTensor {
+    pub name: String,
+    /// ggml's name of the type, or its code where that is not known either.
+    pub kind: String,
+    /// As in `TensorInfo`.
+    pub dimensions: Vec<u64>,
+    /// As in `TensorInfo`.
+    pub file_offset: u64,
+    /// What the file has for it, padding included: up to the next tensor, or to its end.
+    pub bytes: u64,
+}
+
 /// A file of a model, and its place among them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IndexedFile {
@@ -98,6 +112,8 @@ pub struct Gguf {
     pub metadata: Metadata,
     /// In the order of the file's table, shard after shard. Names are unique; data do not overlap.
     pub tensors: Vec<TensorInfo>,
+    /// Empty, other than in what `Gguf::open_to_show` returns.
+    pub foreign: Vec<ForeignTensor>,
     /// At least one; the shards of a split model in their order.
     pub files: Vec<IndexedFile>,
     /// Of all files together.
@@ -112,6 +128,7 @@ impl Gguf {
         alignment: u64,
         metadata: Metadata,
         tensors: Vec<TensorInfo>,
+        foreign: Vec<ForeignTensor>,
         files: Vec<IndexedFile>,
     ) -> Gguf {
         let index = tensors
@@ -124,10 +141,22 @@ impl Gguf {
             alignment,
             metadata,
             tensors,
+            foreign,
             // Bases are sums of these that did not overflow.
             file_bytes: files.iter().map(|file| file.bytes).sum(),
             files,
             index,
+        }
+    }
+
+    /// An error that names the first tensor of a type that strata does not compute with, if there is one.
+    pub fn refuse_foreign(&self) -> Result<(), GgufError> {
+        match self.foreign.first() {
+            None => Ok(()),
+            Some(tensor) => Err(GgufError::UnsupportedTensorType {
+                name: tensor.name.clone(),
+                kind: tensor.kind.clone(),
+            }),
         }
     }
 

@@ -152,13 +152,14 @@ fn join(
         if let Some(model) = &model {
             check_keys(&model.metadata, &shard.metadata).map_err(of_shard)?;
         }
-        for tensor in &shard.tensors {
-            if let Some(other) = found.insert(tensor.name.clone(), number) {
+        let names = shard.tensors.iter().map(|tensor| &tensor.name);
+        for name in names.chain(shard.foreign.iter().map(|tensor| &tensor.name)) {
+            if let Some(other) = found.insert(name.clone(), number) {
                 let problem = format_args!(
                     "stands in shard {} too: these are not the shards of one model",
                     other + 1
                 );
-                return Err(of_shard(GgufError::tensor(&tensor.name, problem)));
+                return Err(of_shard(GgufError::tensor(name, problem)));
             }
         }
         if found.len() as u64 > place.tensors {
@@ -176,10 +177,13 @@ fn join(
                 alignment,
                 metadata,
                 tensors,
+                foreign,
                 files,
                 ..
             } = model;
-            Ok(Gguf::new(version, alignment, metadata, tensors, files))
+            Ok(Gguf::new(
+                version, alignment, metadata, tensors, foreign, files,
+            ))
         }
         _ => Err(GgufError::key(
             TENSORS_KEY,
@@ -258,6 +262,12 @@ fn extended(mut model: Gguf, path: PathBuf, shard: Gguf) -> Result<Gguf, GgufErr
         tensor
     });
     model.tensors.extend(placed);
+    model
+        .foreign
+        .extend(shard.foreign.into_iter().map(|mut tensor| {
+            tensor.file_offset += base;
+            tensor
+        }));
     Ok(model)
 }
 

@@ -76,8 +76,7 @@ impl PlannedModel {
 
     /// The same for an index that is at hand: of files, or of a shape card, whose plan can be read and not loaded.
     pub fn of_index(gguf: Gguf, request: &PlanRequest) -> Result<PlannedModel, OpenError> {
-        let hyperparameters = hyperparameters(&gguf)?;
-        super::shapes::check(&gguf, &hyperparameters)?;
+        let hyperparameters = check(&gguf)?;
         if request.device == DeviceKind::Cuda {
             gpu_supports(&gguf, &hyperparameters).map_err(OpenError::NotForGpu)?;
         }
@@ -158,6 +157,14 @@ impl PlannedModel {
             arenas,
         })
     }
+}
+
+/// Whether a model can be computed on a CPU: its architecture and the shape of every tensor. Gives what it says of its shape.
+pub fn check(gguf: &Gguf) -> Result<Hyperparameters, OpenError> {
+    gguf.refuse_foreign()?;
+    let hyperparameters = hyperparameters(gguf)?;
+    super::shapes::check(gguf, &hyperparameters)?;
+    Ok(hyperparameters)
 }
 
 /// Where the files of an index are, for those who read them.
