@@ -121,6 +121,33 @@ fn streamed_from_several_files_the_bits_are_the_same() {
     }
 }
 
+/// Most of them have no tensor. Each is an open file, and with direct reads opened twice.
+#[test]
+fn a_model_in_the_most_files_that_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama.gguf");
+    let whole = folder.path().join("whole.gguf");
+    std::fs::copy(tiny, &whole).unwrap();
+    let paths = split(&whole, 256, Dealt::InTurn);
+    let mapped = PlanRequest {
+        context: 64,
+        ..all_resident()
+    };
+    let copied = PlanRequest {
+        map_file: false,
+        ..mapped.clone()
+    };
+    let expected = bits(&whole, &mapped, settings());
+    assert!(bits(&paths[255], &mapped, settings()) == expected);
+    for reader in [ReaderChoice::Auto, ReaderChoice::Pread] {
+        let settings = WeightsSettings {
+            reader,
+            ..settings()
+        };
+        assert!(bits(&paths[3], &copied, settings) == expected, "{reader:?}");
+    }
+}
+
 /// Wherever the drive fails or returns a wrong bit, the error is that of the file, at its own offset; afterwards the model
 /// computes.
 #[test]
@@ -379,10 +406,11 @@ fn a_shard_that_changes_while_the_model_is_opened_is_refused() {
 
 #[test]
 fn every_command_takes_any_shard() {
-    let (_folder, paths) = served();
+    let (folder, paths) = served();
     let run = |arguments: &[&str], path: &Path| {
         let mut command = strata();
         command.args(arguments).arg(path);
+        command.env("XDG_CACHE_HOME", folder.path());
         process::run(&mut command).success().to_owned()
     };
     let reports: Vec<String> = paths
@@ -431,4 +459,14 @@ fn every_command_takes_any_shard() {
         &paths[2],
     );
     serde_json::from_str::<serde_json::Value>(&bench).unwrap();
+    // The largest of the files is what storage is measured with.
+    let largest = paths
+        .iter()
+        .max_by_key(|path| std::fs::metadata(path).unwrap().len());
+    let name = largest.unwrap().file_name().unwrap().to_str().unwrap();
+    let arguments = ["bench", "rates", "--only", "storage", "--seconds", "2"];
+    let rates = run(&[&arguments[..], &["--json"]].concat(), &paths[0]);
+    let rates: serde_json::Value = serde_json::from_str(&rates).unwrap();
+    let file = rates["storage"]["file"].as_str().unwrap();
+    assert!(file.ends_with(name), "{rates}");
 }

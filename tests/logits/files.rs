@@ -8,9 +8,16 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::collections::HashMap;
 use std::path::Path;
 use strata::gguf::{Gguf, Header, Metadata, TensorShape, TensorType};
-use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest};
+use strata::model::PlannedModel;
+use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Tier};
 
 const PROMPT: [u32; 9] = [5, 70, 200, 260, 9, 131, 77, 5, 44];
+
+/// Whether something is read from the file in every step.
+fn streams(path: &Path, request: &PlanRequest) -> bool {
+    let planned = PlannedModel::open(path, request).unwrap();
+    planned.plan.weight_home_bytes(Tier::Storage) > 0
+}
 
 /// The bits of the logits after the prompt.
 fn bits(path: &Path, request: &PlanRequest) -> Vec<u32> {
@@ -111,6 +118,8 @@ fn an_embedding_may_have_more_rows_than_tokens() {
         write(&padded_path, &metadata, &shapes, |shape| {
             bytes[&shape.name].clone()
         });
+        let [.., streamed, _] = placements(420 << 10);
+        assert!(streams(&path, &streamed) && streams(&padded_path, &streamed));
         for request in placements(420 << 10) {
             let (whole, padded) = (bits(&path, &request), bits(&padded_path, &request));
             assert_eq!((whole.len(), padded.len()), (tokens, tokens + PADDING));
@@ -317,6 +326,8 @@ fn layers_may_differ_in_heads_and_in_the_length_of_the_feed_forward() {
     let expected = log_probabilities(&DIFFERING.logits(&weights, &PROMPT));
     let spread = expected.iter().fold(0f64, |most, &value| most.max(-value));
     assert!(spread > 3.0, "all tokens are as likely: {spread}");
+    let [.., streamed, _] = placements(300 << 10);
+    assert!(streams(&path, &streamed));
     let mut first: Option<Vec<u32>> = None;
     for request in placements(300 << 10) {
         let request = PlanRequest {

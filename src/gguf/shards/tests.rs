@@ -47,7 +47,7 @@ impl Shard {
 /// Five tensors in three shards; the keys in the first.
 fn shards() -> [Shard; 3] {
     let mut number = 0u16;
-    let shard = [&["a", "b"][..], &["c"], &["d", "e"]].map(|tensors| {
+    [&["a", "b"][..], &["c"], &["d", "e"]].map(|tensors| {
         let mut metadata = Metadata::new();
         if number == 0 {
             metadata.insert("general.architecture", "llama");
@@ -62,8 +62,7 @@ fn shards() -> [Shard; 3] {
             tensors: tensors.to_vec(),
             columns: 8,
         }
-    });
-    shard
+    })
 }
 
 fn write(folder: &Path, shards: &[Shard; 3]) {
