@@ -2,9 +2,10 @@
 """How near is strata to what the drive allows, when a model does not fit into memory?
 
 Everything runs on one file of the shape of Llama 3.1 8B with random weights, in rounds whose order is reversed every
-other time, so that drift of the machine meets all. Figures are medians. Four sections:
+other time, so that drift of the machine meets all. Figures are medians. Five sections:
 
     reading    strata's reads of the file beside those of fio
+    loading    all weights into memory, from taking it to the last byte, beside the same
     steps      decode and prompts with memory for a part of the weights, beside the limit of such a step
     capped     decode in a control group with little memory, beside llama.cpp in the same
     predicted  the step times that strata predicted of its plans beside what they took
@@ -36,7 +37,7 @@ from programs import Programs, available_bytes  # noqa: E402
 from storage_rate import SETTINGS, Fio, Setting  # noqa: E402
 from wheels import Problem, mebibytes, say  # noqa: E402
 
-SECTIONS = ("reading", "steps", "capped", "predicted")
+SECTIONS = ("reading", "loading", "steps", "capped", "predicted")
 MIB = 1 << 20
 CONTEXT = 512
 # Of the weights, in percent: what strata may use of memory.
@@ -192,6 +193,19 @@ def reading(offload):
     }
 
 
+def loading(offload):
+    """{"fio": [rate], "strata": [rate]}"""
+    work = Work("load", "all weights into memory", "decode", 1)
+
+    def rate():
+        load = offload.resident(work)["load"]
+        return load["bytes"] / load["seconds"]
+
+    # The first time that this much memory is touched, a virtual machine has to get it from its host.
+    offload.resident(work)
+    return offload.in_turns("loading", {"fio": (offload.fio.measure, gigabytes), "strata": (rate, gigabytes)})
+
+
 def steps(offload):
     """{work: {"fio": [rate], "resident": [figures], percent: [figures]}}"""
     results = {}
@@ -319,7 +333,7 @@ def run(arguments):
     }
     say(f"{os.path.basename(offload.model)}, {offload.weight_bytes / 1e9:.2f} GB of weights; {facts['fio']}")
     results = {}
-    sections = {"reading": reading, "steps": steps, "capped": capped, "predicted": predicted}
+    sections = {"reading": reading, "loading": loading, "steps": steps, "capped": capped, "predicted": predicted}
     for name in SECTIONS:
         if name not in arguments.only:
             continue

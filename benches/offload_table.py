@@ -15,6 +15,7 @@ from wheels import mebibytes, say
 # What of a budget is not weights or KV cache: rings, scratch and alignment.
 ALLOWED_BYTES = 64 << 20
 READING_BAR = 0.95
+LOADING_BAR = 0.9
 LIMIT_BAR = 0.9
 # Multiple of llama.cpp to reach under each cap.
 CAPPED_BARS = {2560 << 20: 1.9, 4096 << 20: 6.0}
@@ -83,27 +84,39 @@ def step_limit(touched_bytes, memory, rate, computing_seconds):
     return max(reading_seconds, computing_seconds), bound
 
 
-def _reading(result):
-    best = result["fio"][result["best"]]
-    ours, theirs = statistics.median(result["strata"]), statistics.median(best)
-    medians = [statistics.median(rates) for rates in result["fio"].values() if rates]
-    line = {"strata": ours, "beside": f"fio, {result['best']}", "theirs": theirs}
+def _beside_fio(title, work, rates, setting, fio_rates, bar, notes):
+    """A table of one line: bytes per second of strata and of fio."""
+    ours, theirs = statistics.median(rates), statistics.median(fio_rates)
+    line = {"strata": ours, "beside": f"fio, {setting}", "theirs": theirs}
     return Table(
-        "Reading",
+        title,
         (
-            ("work", lambda _: f"reads of the file, {result['how']}"),
+            ("work", lambda _: work),
             ("strata", lambda line: f"{line['strata'] / 1e9:.2f} GB/s"),
             ("beside", lambda line: line["beside"]),
             ("its figure", lambda line: f"{line['theirs'] / 1e9:.2f} GB/s"),
             *RATIO,
         ),
         ("work", "beside", "met"),
-        [_judged(line, ours, theirs, READING_BAR)],
-        [
-            f"fio with {len(medians)} settings of size x depth: medians of {min(medians) / 1e9:.2f} to "
-            f"{max(medians) / 1e9:.2f} GB/s"
-        ],
+        [_judged(line, ours, theirs, bar)],
+        notes,
     )
+
+
+def _reading(result):
+    medians = [statistics.median(rates) for rates in result["fio"].values() if rates]
+    note = (
+        f"fio with {len(medians)} settings of size x depth: medians of {min(medians) / 1e9:.2f} to "
+        f"{max(medians) / 1e9:.2f} GB/s"
+    )
+    work, best = f"reads of the file, {result['how']}", result["best"]
+    return _beside_fio("Reading", work, result["strata"], best, result["fio"][best], READING_BAR, [note])
+
+
+def _loading(offload, result):
+    work, best = "all weights into memory", offload.fio.best()
+    note = "from before the memory is taken until the model can compute; checksums are recorded or compared meanwhile"
+    return _beside_fio("Loading", work, result["strata"], best, result["fio"], LOADING_BAR, [note])
 
 
 def _steps(offload, results):
@@ -245,6 +258,7 @@ def _predicted(offload, results):
 def _tables(offload, results):
     made = {
         "reading": lambda: _reading(results["reading"]),
+        "loading": lambda: _loading(offload, results["loading"]),
         "steps": lambda: _steps(offload, results["steps"]),
         "capped": lambda: _capped(results["capped"]),
         "predicted": lambda: _predicted(offload, results),

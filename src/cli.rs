@@ -5,6 +5,7 @@
 use crate::config::{Config, ConfigError, KEYS, Key, Sources};
 use clap::{Arg, ArgMatches, Args, FromArgMatches, Parser, Subcommand};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Serves language models that are larger than the GPU.
 #[derive(Debug, Parser)]
@@ -28,6 +29,8 @@ pub enum Command {
     Inspect(InspectArguments),
     /// Write a model of random weights with the shape of a card
     Synth(SynthArguments),
+    /// Fetch a model's GGUF file from the Hugging Face hub, or from a URL
+    Pull(PullArguments),
 }
 
 #[derive(Debug, Args)]
@@ -241,6 +244,38 @@ pub struct SynthArguments {
     pub force: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct PullArguments {
+    /// owner/repo, owner/repo:Q4_K_M or owner/repo/FILE.gguf of the hub, or an http(s) URL
+    #[arg(value_name = "NAME|URL")]
+    pub name: String,
+    /// The folder to put it into; or, for one file, the file to write
+    #[arg(short, long, value_name = "DIR/|FILE", default_value = "models/")]
+    pub output: PathBuf,
+    /// What the file must be; the hub's own sums are checked without it
+    #[arg(long, value_name = "HEX")]
+    pub sha256: Option<String>,
+    /// Replace a file that is there and differs
+    #[arg(long)]
+    pub force: bool,
+    /// Give up after so many tries that brought nothing
+    #[arg(long, value_name = "N", default_value_t = 8, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub tries: u32,
+    /// Connect anew after so long without a byte
+    #[arg(long, value_name = "SECONDS", default_value = "30", allow_negative_numbers = true, value_parser = seconds)]
+    pub stall_timeout: Duration,
+    /// Wait so long before the second try, twice as long before each next one
+    #[arg(long, value_name = "SECONDS", default_value = "1", allow_negative_numbers = true, value_parser = seconds)]
+    pub retry_pause: Duration,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.01..=3600.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("it is no number of seconds from 0.01 to 3600".to_owned()),
+    }
+}
+
 /// `--config` and a flag for each key; those of the server only where `SERVER`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings<const SERVER: bool> {
@@ -396,6 +431,8 @@ mod tests {
             "strata bench rates m.gguf --out - --json --seconds 5 --only storage --reader pread --threads 2",
             "strata synth card.toml out.gguf --vocabulary v.gguf",
             "strata serve",
+            "strata pull o/r:Q4_K_M",
+            "strata pull http://a/b.gguf -o x.gguf --sha256 0 --force --tries 2 --stall-timeout 0.5 --retry-pause 0.1",
         ] {
             assert!(parse(line).is_ok(), "{line}");
         }
@@ -417,6 +454,12 @@ mod tests {
             "strata bench rates --seconds 0",
             "strata bench rates --only disk",
             "strata bench rates a.gguf b.gguf",
+            "strata pull",
+            "strata pull a b",
+            "strata pull a --tries 0",
+            "strata pull a --stall-timeout 0",
+            "strata pull a --stall-timeout nan",
+            "strata pull a --retry-pause 1e9",
             "strata serve --contxt 5",
             "strata serve --context",
         ] {

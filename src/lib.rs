@@ -5,6 +5,7 @@
 pub mod gguf;
 pub mod inspect;
 pub mod metrics;
+pub mod pull;
 pub mod synth;
 pub mod trace;
 

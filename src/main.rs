@@ -1,5 +1,5 @@
 //! The program: parse, build, run, exit code. 0: done; 1: it failed; 2: the command line or the configuration is
-//! wrong; 74: the mapped model file shrank; 130 and 143: a second signal.
+//! wrong; 74: the mapped model file shrank; 130 and 143: a second signal, or the first one of `pull`.
 
 mod commands;
 
@@ -48,6 +48,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Inspect(arguments) => commands::inspect(&arguments),
         Command::Synth(arguments) => commands::synth(&arguments),
+        Command::Pull(arguments) => commands::pull(&arguments),
     }
 }
 

@@ -31,6 +31,10 @@ pub struct Metrics {
     pub read_retries_total: IntCounterVec,
     /// Bytes of weights that were found to be those of the first read.
     pub reads_verified_bytes_total: IntCounter,
+    /// The share of reads that is verified now, 0 to 1.
+    pub verify_share: Gauge,
+    /// Processor time of verifying groups.
+    pub verify_seconds_total: Counter,
     /// `{from}`: seconds that computation waited for weights of that home.
     pub weight_stall_seconds_total: CounterVec,
     /// `{outcome=ready|waited}`.
@@ -147,6 +151,17 @@ impl Metrics {
                 "strata_reads_verified_bytes_total",
                 "Bytes of weights whose checksum was that of their first read.",
             ),
+            verify_share: gauge(
+                "strata_verify_share",
+                "Share of reads of weights that is verified now.",
+            ),
+            verify_seconds_total: {
+                let made = Counter::new(
+                    "strata_verify_seconds_total",
+                    "Processor time of verifying what was read.",
+                );
+                add(&registry, made.expect("valid metric"))
+            },
             weight_stall_seconds_total: seconds(
                 "strata_weight_stall_seconds_total",
                 "Seconds that computation waited for weights, by their home.",

@@ -486,7 +486,7 @@ fn a_file_that_changes_while_it_is_opened_is_refused() {
     use strata::metrics::Metrics;
     use strata::model::PlannedModel;
     use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
-    use strata::weights::{Loading, Lookahead, WeightsSettings};
+    use strata::weights::{Loading, Lookahead, VerifyShare, WeightsSettings};
     let (folder, path) = model(512);
     let whole = std::fs::read(&path).unwrap();
     for map_file in [true, false] {
@@ -511,7 +511,7 @@ fn a_file_that_changes_while_it_is_opened_is_refused() {
             link_rate: None,
             lookahead: Lookahead::Ring,
             poison_released: true,
-            verify_share: 1.0,
+            verify_share: VerifyShare::Fixed(1.0),
             checksums: None,
         };
         let opened = |change: &dyn Fn()| {

@@ -23,7 +23,7 @@ use strata::memory::{Faults, FaultyReader};
 use strata::metrics::Metrics;
 use strata::model::{LoadedModel, OpenError, PlannedModel, StepError, places};
 use strata::placement::{PlanRequest, Tier};
-use strata::weights::{Loading, ModelFile, WeightsSettings};
+use strata::weights::{Loading, ModelFile, VerifyShare, WeightsSettings};
 
 /// Loaded, and computed once: every group that streams, and every row of the prompt, has been read.
 fn load(path: &Path, request: &PlanRequest, expected: &[u32]) -> Faulty {
@@ -184,7 +184,7 @@ fn where_nothing_is_verified_wrong_bits_are_computed_with_and_never_crash() {
     let expected = reference(&path);
     for (name, request) in placements() {
         let unverified = WeightsSettings {
-            verify_share: 0.0,
+            verify_share: VerifyShare::Fixed(0.0),
             ..settings()
         };
         let mut faulty = faults::load(&path, &request, 3, unverified);
@@ -214,9 +214,9 @@ fn where_nothing_is_verified_wrong_bits_are_computed_with_and_never_crash() {
 fn a_share_of_reads_is_verified() {
     let (_folder, path) = model();
     for (name, request) in placements() {
-        let bytes_of = |verify_share| {
+        let bytes_of = |share| {
             let settings = WeightsSettings {
-                verify_share,
+                verify_share: VerifyShare::Fixed(share),
                 ..settings()
             };
             let mut faulty = faults::load(&path, &request, 3, settings);

@@ -3,11 +3,15 @@
 use super::rounds::median;
 use crate::kernels::{ComputePool, read_all};
 use crate::memory::{Arena, MemoryError, Region};
+use crate::weights::checksum;
 use std::sync::Arc;
 use std::time::Instant;
 
 /// Passes of a measurement.
 const PASSES: usize = 3;
+
+/// What has one checksum.
+const STRETCH_BYTES: usize = 8 << 20;
 
 /// Memory that no cache holds, and the rates at which it was read.
 pub struct MemoryRate {
@@ -45,6 +49,18 @@ impl MemoryRate {
         }
     }
 
+    /// Reads everything once as the verifier of reads does, on this thread, in stretches as long as parts of groups are.
+    pub fn measure_checksums(&mut self) {
+        let started = Instant::now();
+        for stretch in self.region.bytes().chunks(STRETCH_BYTES) {
+            std::hint::black_box(checksum(stretch));
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        if seconds > 0.0 {
+            self.passes.push(self.region.bytes().len() as f64 / seconds);
+        }
+    }
+
     /// Forgets what was measured: other threads are next.
     pub fn restart(&mut self) {
         self.passes.clear();
@@ -74,5 +90,7 @@ mod tests {
         assert!(middle.contains(&rate.bytes_per_second()));
         rate.restart();
         assert_eq!(rate.bytes_per_second(), 0.0);
+        rate.measure_checksums();
+        assert!(rate.passes.len() == 1 && rate.bytes_per_second() > 0.0);
     }
 }

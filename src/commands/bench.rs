@@ -12,7 +12,9 @@ use super::rates::KnownRates;
 use super::trace::begin_trace;
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
+use std::cell::Cell;
 use std::sync::Arc;
+use std::time::Instant;
 use strata::bench::{MemoryRate, Rounds, StepBytes, Workload, median};
 use strata::cli::{
     BenchArguments, BenchDecodeArguments, BenchKind, BenchPromptArguments, BenchReportArguments,
@@ -134,8 +136,10 @@ fn bench_steps(
     let pool = compute_pool(&threads);
     let metrics = Metrics::new();
     let shown = LoadingProgress::new(config.log);
+    let loaded_bytes = Cell::new(0);
     let on_progress = |now: LoadProgress| {
         shown.hear(now);
+        loaded_bytes.set(now.loaded_bytes);
         true
     };
     let loading = Loading {
@@ -143,8 +147,13 @@ fn bench_steps(
         metrics: &metrics,
         progress: &on_progress,
     };
+    let began = Instant::now();
     let loaded = planned.load(pool.clone(), &loading);
     let mut loaded = loaded.context("load the model")?;
+    let load = Load {
+        bytes: loaded_bytes.get(),
+        seconds: began.elapsed().as_secs_f64(),
+    };
     drop(planned);
     pin_engine(&pool);
 
@@ -175,6 +184,7 @@ fn bench_steps(
         seconds,
         predicted: predicted(&plan, workload),
         rates: plan.rates_card.clone(),
+        load,
         moved,
         plan: &plan,
         ram_rate: (plan.device != DeviceKind::Cuda).then(|| memory.bytes_per_second()),
@@ -277,6 +287,12 @@ impl Moved {
     }
 }
 
+/// Bringing home what rests in memory: taking the memory, reading, copying.
+struct Load {
+    bytes: u64,
+    seconds: f64,
+}
+
 struct Report<'a> {
     workload: Workload,
     model: String,
@@ -291,6 +307,7 @@ struct Report<'a> {
     predicted: Predicted,
     /// Where the rates of the prediction are from; `None`: they are assumed.
     rates: Option<String>,
+    load: Load,
     /// In all rounds.
     moved: Moved,
     plan: &'a Plan,
@@ -355,6 +372,7 @@ impl Report<'_> {
             "predicted_step_seconds": self.of_step(self.predicted.seconds),
             "predicted_limit_step_seconds": self.of_step(self.predicted.limit_seconds),
             "predicted_from": self.rates.as_deref().unwrap_or("assumed rates"),
+            "load": {"bytes": self.load.bytes, "seconds": self.load.seconds},
             "moved_per_step": self.moved.json(self.steps * self.seconds.len() as u32),
             "memory": self.plan.memory_json(),
             "ram_read_bytes_per_second": self.ram_rate,

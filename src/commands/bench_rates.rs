@@ -350,22 +350,27 @@ impl Run<'_> {
     }
 
     fn memory(&mut self, pool: &ComputePool, time: Duration) -> anyhow::Result<MemoryFindings> {
-        self.progress.part("memory", 2);
+        self.progress.part("memory", 3);
         let mut memory = MemoryRate::new(self.bytes as usize)?;
-        let mut measure = |pool: &ComputePool, what: &str| {
+        let mut measure = |what: &str, pass: &mut dyn FnMut(&mut MemoryRate)| {
             self.progress.begin(what);
             memory.restart();
             let began = Instant::now();
-            while memory.bytes_per_second() == 0.0 || began.elapsed() < time / 2 {
-                memory.measure(pool);
+            while memory.bytes_per_second() == 0.0 || began.elapsed() < time / 3 {
+                pass(&mut memory);
             }
             self.progress.end(&gigabytes(memory.bytes_per_second()));
             memory.bytes_per_second()
         };
-        let threads = pool.threads();
+        let (threads, one_thread) = (pool.threads(), ComputePool::new(1));
         Ok(MemoryFindings {
-            all: measure(pool, &format!("{threads} threads")),
-            one: measure(&ComputePool::new(1), "one thread"),
+            all: measure(&format!("{threads} threads"), &mut |memory| {
+                memory.measure(pool);
+            }),
+            one: measure("one thread", &mut |memory| {
+                memory.measure(&one_thread);
+            }),
+            checksums: measure("checksums", &mut MemoryRate::measure_checksums),
         })
     }
 

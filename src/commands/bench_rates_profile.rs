@@ -141,6 +141,7 @@ pub(super) fn card(
     }
     if let Some(memory) = &findings.memory {
         rates.host_memory_bytes_per_second = rounded(memory.all);
+        rates.verifying_bytes_per_processor_second = Some(rounded(memory.checksums));
     }
     if let Some(attention) = findings.attention {
         rates.host_attention = Some(AttentionRates {

@@ -14,8 +14,8 @@ use std::sync::{Arc, OnceLock};
 use strata::api::MemoryReport;
 use strata::config::{
     ChecksumSetting, ComputeThreads, Config, DeviceSetting, ExecutorSetting, KvTypeSetting,
-    MemorySetting, ReaderSetting, budgets, compute_threads, format_bytes, free_host_memory,
-    machine_memory_bytes,
+    MemorySetting, ReaderSetting, VerifySetting, budgets, compute_threads, format_bytes,
+    free_host_memory, machine_memory_bytes,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
 use strata::gguf::{Gguf, Hyperparameters, unsplit_path};
@@ -29,7 +29,7 @@ use strata::placement::{
 };
 use strata::tokenizer::{ChatTemplate, Tokenizer};
 use strata::trace::TraceFile;
-use strata::weights::{LoadProgress, Lookahead, WeightsSettings};
+use strata::weights::{LoadProgress, Lookahead, VerifyShare, WeightsSettings};
 
 /// A model that is loading.
 pub(crate) struct Loading {
@@ -345,7 +345,10 @@ pub(super) fn weights_settings(config: &Config) -> WeightsSettings {
         link_rate: Some(config.link_rate),
         lookahead: Lookahead::Ring,
         poison_released: false,
-        verify_share: config.verify_reads,
+        verify_share: match config.verify_reads {
+            VerifySetting::Auto => VerifyShare::Auto,
+            VerifySetting::Share(share) => VerifyShare::Fixed(share),
+        },
         checksums: match &config.checksum_directory {
             ChecksumSetting::Auto => cache_directory().map(|cache| cache.join("strata/checksums")),
             ChecksumSetting::Nowhere => None,

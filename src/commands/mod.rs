@@ -13,6 +13,7 @@ mod memory_report;
 mod memory_watch;
 mod process_memory;
 mod progress;
+mod pull;
 mod rates;
 mod serve;
 mod stderr;
@@ -21,6 +22,7 @@ mod trace;
 pub(crate) use bench::{bench, bench_config};
 pub(crate) use files::{inspect, plan, synth};
 pub(crate) use generate::generate;
+pub(crate) use pull::pull;
 pub(crate) use serve::serve;
 pub(crate) use stderr::{Stderr, one_line, say};
 

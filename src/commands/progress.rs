@@ -19,6 +19,8 @@ pub(super) struct Progress {
     verb: &'static str,
     is_terminal: bool,
     began: Instant,
+    /// Bytes that were there when it began.
+    base: u64,
     /// When something was shown last, since then.
     shown: Option<Duration>,
 }
@@ -29,7 +31,16 @@ impl Progress {
             verb,
             is_terminal: std::io::stderr().is_terminal(),
             began: Instant::now(),
+            base: 0,
             shown: None,
+        }
+    }
+
+    /// Of something that goes on after so many bytes.
+    pub(super) fn after(verb: &'static str, base: u64) -> Progress {
+        Progress {
+            base,
+            ..Progress::new(verb)
         }
     }
 
@@ -37,7 +48,7 @@ impl Progress {
         self.began.elapsed()
     }
 
-    /// Shows it where it is time to; `elsewhere` takes the line that is for no terminal.
+    /// Shows it where it is time to; `elsewhere` takes the line that is for no terminal. A `total` of 0 is not known.
     pub(super) fn show(&mut self, done: u64, total: u64, elsewhere: impl FnOnce(&str)) {
         match self.line_at(self.elapsed(), done, total) {
             Some(line) if self.is_terminal => show_bar(&line),
@@ -59,16 +70,18 @@ impl Progress {
         self.shown = Some(elapsed);
         let verb = self.verb;
         let share = (done as f64 / total.max(1) as f64).min(1.0);
-        let (percent, rate) = (100.0 * share, gigabytes_per_second(done, elapsed));
+        let (percent, rate) = (100.0 * share, rate(done.saturating_sub(self.base), elapsed));
+        let has_total = total > 0 || done == 0;
         let (done, total) = (format_bytes(done), format_bytes(total));
         Some(match self.is_terminal {
+            _ if !has_total => format!("{verb}: {done}, {rate}"),
             true => {
                 let filled = "#".repeat((share * BAR_COLUMNS as f64) as usize);
                 format!(
-                    "{verb} [{filled:-<BAR_COLUMNS$}] {percent:3.0} %, {done} of {total}, {rate:.2} GB/s"
+                    "{verb} [{filled:-<BAR_COLUMNS$}] {percent:3.0} %, {done} of {total}, {rate}"
                 )
             }
-            false => format!("{verb}: {done} of {total} ({percent:.0} %), {rate:.2} GB/s"),
+            false => format!("{verb}: {done} of {total} ({percent:.0} %), {rate}"),
         })
     }
 }
@@ -76,6 +89,14 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         erase_bar();
+    }
+}
+
+fn rate(bytes: u64, time: Duration) -> String {
+    match gigabytes_per_second(bytes, time) {
+        // Networks and slow drives.
+        rate if 0.0 < rate && rate < 0.1 => format!("{:.1} MB/s", rate * 1e3),
+        rate => format!("{rate:.2} GB/s"),
     }
 }
 
@@ -180,6 +201,22 @@ mod tests {
         assert!(line.contains(" 0 %"), "{line}");
         let line = progress.line_at(Duration::from_secs(1), 3, 2).unwrap();
         assert!(line.contains("100 %"), "{line}");
+    }
+
+    #[test]
+    fn what_comes_from_a_network_is_slow_and_may_have_no_end() {
+        let at = |progress: &mut Progress, done: u64, total: u64| {
+            progress.is_terminal = true;
+            progress
+                .line_at(Duration::from_secs(10), done, total)
+                .unwrap()
+        };
+        let mut progress = Progress::after("fetching", 3 * GIB);
+        let line = at(&mut progress, 3 * GIB + 500_000_000, 4 * GIB);
+        assert!(line.ends_with("3.47 GiB of 4.00 GiB, 50.0 MB/s"), "{line}");
+        let mut progress = Progress::new("fetching");
+        let line = at(&mut progress, 2 * GIB, 0);
+        assert_eq!(line, "fetching: 2.00 GiB, 0.21 GB/s");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{
     ChecksumSetting, Config, DeviceSetting, ExecutorSetting, KvTypeSetting, LogLevel,
-    MemorySetting, RatesSetting, ReaderSetting, Secret, parse_rate, parse_size,
+    MemorySetting, RatesSetting, ReaderSetting, Secret, VerifySetting, parse_rate, parse_size,
 };
 use std::path::PathBuf;
 use std::time::Duration;
@@ -217,17 +217,23 @@ pub const KEYS: &[Key] = &[
     },
     Key {
         name: "verify-reads",
-        value: "SHARE",
-        default: Some("1"),
+        value: "auto|SHARE",
+        default: Some("auto"),
         server_only: false,
         help: "The share of reads whose bytes are held against those of the first read, from 0 (none) to 1 (all): a bit that \
-               the drive or the memory flips is then an error and no token",
+               the drive or the memory flips is then an error and no token. `auto`: all, or as many as cost 3 % of a step",
         set: |config, text| {
             let share = text.parse::<f64>().ok();
             let share = share.filter(|share| (0.0..=1.0).contains(share));
-            config.verify_reads = share.ok_or_else(|| {
-                format!("`{text}` is out of range; give a share from 0 to 1, like 0.1")
-            })?;
+            config.verify_reads = match (text, share) {
+                ("auto", _) => VerifySetting::Auto,
+                (_, Some(share)) => VerifySetting::Share(share),
+                (_, None) => {
+                    return Err(format!(
+                        "`{text}` is out of range; give auto, or a share from 0 to 1, like 0.1"
+                    ));
+                }
+            };
             Ok(())
         },
     },

@@ -62,6 +62,15 @@ pub enum RatesSetting {
     File(PathBuf),
 }
 
+/// Which share of later reads is held against the first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum VerifySetting {
+    /// All, or as many as cost little.
+    Auto,
+    /// From 0 to 1.
+    Share(f64),
+}
+
 /// Where the checksums of a model file are kept for later runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChecksumSetting {
@@ -150,8 +159,7 @@ pub struct Config {
     pub parallel: u32,
     pub kv_type: KvTypeSetting,
     pub reader: ReaderSetting,
-    /// The share of reads that is verified, from 0 to 1.
-    pub verify_reads: f64,
+    pub verify_reads: VerifySetting,
     pub checksum_directory: ChecksumSetting,
     /// `None`: one per core that this process may use.
     pub threads: Option<usize>,
@@ -196,7 +204,7 @@ impl Default for Config {
             parallel: 4,
             kv_type: KvTypeSetting::F16,
             reader: ReaderSetting::Auto,
-            verify_reads: 1.0,
+            verify_reads: VerifySetting::Auto,
             checksum_directory: ChecksumSetting::Auto,
             threads: None,
             pin_threads: false,

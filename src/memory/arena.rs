@@ -196,18 +196,20 @@ impl Arena {
         }
     }
 
-    /// Has the kernel give all pages of the mapping now, zeroed by several threads at once. Otherwise the one that registers
-    /// or locks them has to wait for each: a drive reads about as fast as one thread zeroes. False where the kernel does not
-    /// do that (before 5.14): then pages come when they are touched.
-    pub fn populate(&self) -> bool {
+    /// Has the kernel give all pages of the mapping now, zeroed by several threads at once, from the low end on, until that is
+    /// done or `stop` is set. Otherwise the one that registers or locks them has to wait for each: a drive reads about as
+    /// fast as one thread zeroes. What is written to the arena meanwhile stays. False where the kernel does not do that
+    /// (before 5.14), or where it was stopped: then pages come when they are touched.
+    pub fn populate(&self, stop: &AtomicBool) -> bool {
         let Memory::Mapped { base, .. } = &self.memory else {
             return false;
         };
         let base = base.addr().get();
         let next = AtomicUsize::new(0);
         let refused = AtomicBool::new(false);
+        let given_up = || refused.load(Ordering::Relaxed) || stop.load(Ordering::Relaxed);
         let populate = || {
-            while !refused.load(Ordering::Relaxed) {
+            while !given_up() {
                 let offset = next.fetch_add(POPULATE_BYTES, Ordering::Relaxed);
                 if offset >= self.bytes {
                     break;
@@ -229,7 +231,7 @@ impl Arena {
             }
             populate();
         });
-        !refused.into_inner()
+        !given_up()
     }
 
     /// Locks as much of the mapping to its pages as the system lets, from the low end on, where rings are: all of it, or
@@ -641,7 +643,8 @@ mod tests {
         let last = span.part(bytes - 5, 5);
         // SAFETY: this thread is the only user of the arena.
         unsafe { arena.fill(last, 9) };
-        if !arena.populate() {
+        let stop = AtomicBool::new(false);
+        if !arena.populate(&stop) {
             eprintln!("skipped: the kernel gives pages only when they are touched");
             return;
         }
@@ -653,7 +656,18 @@ mod tests {
         assert!(pages.iter().all(|page| page & 1 == 1), "{pages:?}");
         // SAFETY: as above.
         assert_eq!(unsafe { arena.bytes(last) }, [9; 5]);
-        assert!(Arena::new("host", 0).unwrap().populate());
+        assert!(Arena::new("host", 0).unwrap().populate(&stop));
+
+        let arena = Arena::new("host", bytes).unwrap();
+        assert!(!arena.populate(&AtomicBool::new(true)));
+        // SAFETY: as above.
+        let result =
+            unsafe { libc::mincore(arena.pointer(span).cast(), bytes, pages.as_mut_ptr()) };
+        assert_eq!(result, 0, "{}", io::Error::last_os_error());
+        assert!(
+            pages.iter().all(|page| page & 1 == 0),
+            "stopped before it began"
+        );
     }
 
     #[test]

@@ -99,6 +99,10 @@ impl Buffer {
         self.span
     }
 
+    pub(super) fn arena(&self) -> &Arena {
+        &self.arena
+    }
+
     /// Where to write; valid for `span().bytes` bytes while the buffer lives.
     pub fn pointer(&self) -> *mut u8 {
         self.arena.pointer(self.span)

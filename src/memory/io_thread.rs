@@ -126,6 +126,8 @@ pub enum ReadError {
     },
     #[error("open {file} again: {source}", file = file.display())]
     Reopen { file: PathBuf, source: io::Error },
+    #[error("the read was given up")]
+    GivenUp,
 }
 
 /// What the handle and the thread share.
@@ -144,6 +146,10 @@ pub(super) struct State {
     /// Given and not yet reported: at least the length of `queue`.
     pub(super) outstanding: usize,
     pub(super) stop: bool,
+    /// Tickets ever given: the next one's arrival number.
+    pub(super) given: u64,
+    /// Tickets with lower arrival numbers are wanted no more.
+    pub(super) given_up: u64,
     pub(super) reopening: Reopening,
 }
 
@@ -199,6 +205,8 @@ pub(super) struct IoThread {
     /// By arrival number: tickets may bear equal numbers.
     tickets: HashMap<u64, Ticket>,
     arrivals: u64,
+    /// Tickets with lower arrival numbers have been given up.
+    given_up: u64,
     /// Arrival numbers of tickets that have requests to issue, in order. Only the first has issued any.
     unissued: VecDeque<u64>,
     slots: Vec<Option<Request>>,
@@ -260,6 +268,7 @@ impl IoThread {
             on_done,
             tickets: HashMap::new(),
             arrivals: 0,
+            given_up: 0,
             unissued: VecDeque::new(),
             slots: (0..limits.in_flight_max).map(|_| None).collect(),
             free: (0..limits.in_flight_max).rev().collect(),
@@ -290,7 +299,7 @@ impl IoThread {
         }
     }
 
-    /// Takes what was given since the last time. True when the thread is to stop.
+    /// Takes what was given since the last time, and gives up what nobody wants. True when the thread is to stop.
     fn take_tickets(&mut self) -> bool {
         let mut state = self.shared.lock();
         for (number, pieces) in state.queue.drain(..) {
@@ -309,7 +318,17 @@ impl IoThread {
             self.unissued.push_back(self.arrivals);
             self.arrivals += 1;
         }
-        state.stop
+        let stop = state.stop;
+        let given_up = if stop { u64::MAX } else { state.given_up };
+        drop(state);
+        if given_up > self.given_up {
+            let unwanted = |(arrival, _): &(&u64, &mut Ticket)| **arrival < given_up;
+            for (_, ticket) in self.tickets.iter_mut().filter(unwanted) {
+                ticket.fail(ReadError::GivenUp);
+            }
+            self.given_up = given_up;
+        }
+        stop
     }
 
     /// A piece without what lies past the end of its file, or None where the file has nothing of it.
@@ -497,9 +516,7 @@ impl IoThread {
         self.free.push(slot);
         ticket.in_flight -= 1;
         if let Some(failure) = failure {
-            // The first failure is the one to tell.
-            ticket.error.get_or_insert(failure);
-            ticket.pieces.clear();
+            ticket.fail(failure);
         }
         self.report_if_over(request.arrival);
     }
@@ -539,6 +556,14 @@ impl IoThread {
             }
             _ => {}
         }
+    }
+}
+
+impl Ticket {
+    /// What of it was not issued never is. The first failure is the one to tell.
+    fn fail(&mut self, failure: ReadError) {
+        self.error.get_or_insert(failure);
+        self.pieces.clear();
     }
 }
 

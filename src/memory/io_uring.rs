@@ -1,7 +1,9 @@
 //! Reads through io_uring, with the arena and the files registered where the kernel permits it.
 //!
 //! Registration pins the arena's pages once instead of once per read, which on the machines measured is worth a
-//! quarter to a half of the read rate. It counts against the limit on locked memory of every user but root.
+//! quarter to a half of the read rate. It counts against the limit on locked memory of every user but root. The arena is
+//! registered piece by piece, each when it is first read into: pinning makes the kernel give the pages, and loading does
+//! not have to wait for all of them before it reads.
 //!
 //! The I/O thread sleeps in `io_uring_enter`. To end that sleep early, a poll of an eventfd stands in the ring beside
 //! the reads; the waker writes to the eventfd.
@@ -21,7 +23,7 @@ use ::io_uring::{IoUring, Probe, opcode, squeue, types};
 
 use super::arena::{Arena, Span, memory_lock_limit};
 use super::block_reader::{
-    BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker, open_expected,
+    BlockRead, BlockReadDone, BlockReader, Buffer, FileIdentity, Limits, Waker, open_expected,
 };
 use super::files::PlacedFile;
 
@@ -34,6 +36,16 @@ const RETRY_PAUSE: Duration = Duration::from_millis(1);
 /// Between two looks for completions on kernels that cannot wait for a given time (before 5.11), while there is one.
 const LOOK_PAUSE: Duration = Duration::from_millis(1);
 
+/// What the ring has of a piece of the arena.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    /// Nothing has been read into it.
+    Unknown,
+    Registered,
+    /// It was refused: reads into it are plain ones.
+    Refused,
+}
+
 pub(super) struct IoUringReader {
     ring: IoUring,
     /// The open file of each place.
@@ -42,7 +54,10 @@ pub(super) struct IoUringReader {
     limits: Limits,
     /// Whether what was read through the page cache is dropped from it: the file refuses direct reads.
     buffered: bool,
+    /// Whether the ring has the file, and pieces of the arena.
     registered: bool,
+    /// By piece of `limits.border_bytes` of the arena, where the file is registered.
+    pieces: Vec<Piece>,
     /// Whether the kernel can end a wait after a given time.
     waits_for_a_time: bool,
     wake: Arc<File>,
@@ -81,63 +96,94 @@ impl IoUringReader {
             limits,
             buffered,
             registered: false,
+            pieces: Vec::new(),
             wake: Arc::new(event_file()?),
             wake_armed: false,
             reads: (0..limits.in_flight_max).map(|_| None).collect(),
         })
     }
 
-    /// Registers the arena, in pieces of `limits.border_bytes`, and the files. All later reads must be into this arena.
-    /// The error says what was refused; the reader then works as before.
+    /// Registers the files, and of the arena its first piece of `limits.border_bytes`; the others follow when they are read
+    /// into. All later reads must be into this arena. The error says what was refused; the reader then works as before.
     pub(super) fn register(&mut self, arena: &Arena) -> Result<(), String> {
         let total = arena.bytes_total();
-        let pieces: Vec<libc::iovec> = (0..total)
-            .step_by(self.limits.border_bytes)
-            .map(|offset| {
-                let bytes = self.limits.border_bytes.min(total - offset);
-                libc::iovec {
-                    iov_base: arena.pointer(Span { offset, bytes }).cast(),
-                    iov_len: bytes,
-                }
-            })
-            .collect();
-        if pieces.is_empty() {
+        let count = total.div_ceil(self.limits.border_bytes);
+        if count == 0 {
             return Err("the arena is empty".to_owned());
         }
         let submitter = self.ring.submitter();
-        // SAFETY: the pieces are ranges of a live mapping (`pointer` checked them). The kernel pins their pages until
-        // the ring goes and writes to them only for a submitted read, whose Buffer keeps the arena mapped.
-        if let Err(error) = unsafe { submitter.register_buffers(&pieces) } {
-            return Err(format!(
-                "registering {total} bytes of memory: {error} (the limit `ulimit -l` is {})",
-                memory_lock_limit()
-            ));
+        // The count of pieces is that of an arena in memory: far below 4 billion.
+        let mut pieces = vec![Piece::Unknown; count];
+        match submitter.register_buffers_sparse(count as u32) {
+            Ok(()) => {
+                if let Err(error) = register_piece(&self.ring, arena, &self.limits, 0) {
+                    // Best effort, here and below: buffers that stay registered cost memory accounting only.
+                    drop(submitter.unregister_buffers());
+                    return Err(refusal(total, &error));
+                }
+                pieces[0] = Piece::Registered;
+            }
+            // Before 5.19 a ring has all its buffers from the start.
+            Err(_) => {
+                let vectors: Vec<libc::iovec> = (0..count)
+                    .map(|piece| piece_of(arena, &self.limits, piece))
+                    .collect();
+                // SAFETY: as in `register_piece`.
+                let registered = unsafe { submitter.register_buffers(&vectors) };
+                registered.map_err(|error| refusal(total, &error))?;
+                pieces.fill(Piece::Registered);
+            }
         }
         let descriptors: Vec<i32> = self.files.iter().map(AsRawFd::as_raw_fd).collect();
         if let Err(error) = submitter.register_files(&descriptors) {
-            // Best effort: buffers that stay registered cost memory accounting only.
             drop(submitter.unregister_buffers());
             return Err(format!("registering {} files: {error}", descriptors.len()));
         }
         self.registered = true;
+        self.pieces = pieces;
         Ok(())
     }
 
-    fn entry(&self, read: &BlockRead) -> squeue::Entry {
+    /// The piece of the arena that a read is into, where it is registered: it is now, if it was not asked for before.
+    fn registered_piece(&mut self, buffer: &Buffer) -> Option<u16> {
+        let piece = buffer.span().offset / self.limits.border_bytes;
+        if *self.pieces.get(piece)? == Piece::Unknown {
+            self.pieces[piece] =
+                match register_piece(&self.ring, buffer.arena(), &self.limits, piece) {
+                    Ok(()) => Piece::Registered,
+                    Err(error) => {
+                        tracing::warn!(
+                            "reads into a part of memory are slower: {}",
+                            refusal(buffer.arena().bytes_total(), &error)
+                        );
+                        // Nor will the kernel register what follows; one warning is enough.
+                        let unknown = |piece: &&mut Piece| **piece == Piece::Unknown;
+                        for piece in self.pieces.iter_mut().filter(unknown) {
+                            *piece = Piece::Refused;
+                        }
+                        Piece::Refused
+                    }
+                };
+        }
+        // As many pieces as fit u16 are 4 TiB of arena.
+        (self.pieces[piece] == Piece::Registered).then_some(piece as u16)
+    }
+
+    fn entry(&mut self, read: &BlockRead) -> squeue::Entry {
+        let piece = self.registered_piece(&read.buffer);
         let span = read.buffer.span();
         let pointer = read.buffer.pointer();
         // Requests are at most `limits.request_bytes_max` long (asserted in `submit`), far below 4 GiB.
         let bytes = span.bytes as u32;
-        let entry = if self.registered {
-            // As many pieces as fit u16 would be 64 TiB of arena.
-            let piece = (span.offset / self.limits.border_bytes) as u16;
-            opcode::ReadFixed::new(types::Fixed(read.file as u32), pointer, bytes, piece)
+        let entry = match piece {
+            Some(piece) => {
+                opcode::ReadFixed::new(types::Fixed(read.file as u32), pointer, bytes, piece)
+                    .offset(read.file_offset)
+                    .build()
+            }
+            None => opcode::Read::new(types::Fd(self.files[read.file].as_raw_fd()), pointer, bytes)
                 .offset(read.file_offset)
-                .build()
-        } else {
-            opcode::Read::new(types::Fd(self.files[read.file].as_raw_fd()), pointer, bytes)
-                .offset(read.file_offset)
-                .build()
+                .build(),
         };
         entry.user_data(u64::from(read.slot))
     }
@@ -300,6 +346,33 @@ impl Drop for IoUringReader {
             self.reap(&mut ended);
         }
     }
+}
+
+/// A piece of the arena as the kernel takes it.
+fn piece_of(arena: &Arena, limits: &Limits, piece: usize) -> libc::iovec {
+    let offset = piece * limits.border_bytes;
+    let bytes = limits.border_bytes.min(arena.bytes_total() - offset);
+    libc::iovec {
+        iov_base: arena.pointer(Span { offset, bytes }).cast(),
+        iov_len: bytes,
+    }
+}
+
+fn register_piece(ring: &IoUring, arena: &Arena, limits: &Limits, piece: usize) -> io::Result<()> {
+    let vector = [piece_of(arena, limits, piece)];
+    // SAFETY: the piece is a range of a live mapping (`pointer` checked it). The kernel pins its pages until the ring
+    // goes and writes to them only for a submitted read, whose Buffer keeps the arena mapped.
+    unsafe {
+        ring.submitter()
+            .register_buffers_update(piece as u32, &vector, None)
+    }
+}
+
+fn refusal(bytes: usize, error: &io::Error) -> String {
+    format!(
+        "registering {bytes} bytes of memory: {error} (the limit `ulimit -l` is {})",
+        memory_lock_limit()
+    )
 }
 
 /// Tells the kernel that a range of the file (0 bytes: all of it) is not worth its place in the page cache.

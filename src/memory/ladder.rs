@@ -19,8 +19,10 @@ use super::io_thread::ReadError;
 use super::io_uring::IoUringReader;
 use super::pread::{PreadReader, read_at};
 
-/// The longest buffer that io_uring registers.
-const REGISTERED_BYTES_MAX: usize = 1 << 30;
+/// Memory is registered in pieces of this length, each when it is first read into, so it is small beside what a drive reads
+/// in a second; and longer where the pieces would be more than the kernel takes.
+const REGISTERED_BYTES: usize = 64 << 20;
+const REGISTERED_PIECES_MAX: usize = 1 << 14;
 
 /// How what is to be read is cut into requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,13 +42,15 @@ impl Requests {
     };
 
     /// Of files that may lie on different drives.
-    fn limits(self, files: &[FilePlace]) -> Limits {
+    fn limits(self, files: &[FilePlace], arena: &Arena) -> Limits {
         let blocks = files.iter().map(|file| logical_block_bytes(&file.path));
+        let pieces = arena.bytes_total().div_ceil(REGISTERED_BYTES);
+        let longer = pieces.div_ceil(REGISTERED_PIECES_MAX).max(1);
         Limits {
             block_bytes: blocks.max().unwrap_or(MAX_BLOCK_BYTES),
             in_flight_max: self.in_flight_max,
             request_bytes_max: self.bytes_max,
-            border_bytes: REGISTERED_BYTES_MAX,
+            border_bytes: REGISTERED_BYTES * longer,
         }
     }
 }
@@ -120,7 +124,7 @@ pub(super) fn open(
     choice: ReaderChoice,
 ) -> Result<(Box<dyn BlockReader>, Rung, String), ReadError> {
     let thread_error = |source| ReadError::Thread { source };
-    let limits = Requests::OF_WEIGHTS.limits(places);
+    let limits = Requests::OF_WEIGHTS.limits(places, arena);
     let (buffered, placed) = open_all(places, |path| open_file(path, false))?;
     let direct: Result<Vec<File>, String> = places
         .iter()
@@ -189,7 +193,7 @@ pub(super) fn open_rung(
     rung: Rung,
     requests: Requests,
 ) -> Result<Box<dyn BlockReader>, ReadError> {
-    open_with_limits(places, arena, rung, requests.limits(places))
+    open_with_limits(places, arena, rung, requests.limits(places, arena))
 }
 
 pub(super) fn open_with_limits(

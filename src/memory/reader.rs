@@ -14,7 +14,8 @@ use super::{ReadRetries, TransferTotals};
 /// they never see this bound; it is here because every queue has one.
 pub(super) const QUEUED_TICKETS_MAX: usize = 1024;
 
-/// Reads the files of a model into one arena. Dropping it waits for every ticket to be reported.
+/// Reads the files of a model into one arena. Dropping it gives up what is outstanding and waits until all of it is
+/// reported.
 pub(super) struct Reader {
     rung: Rung,
     reason: String,
@@ -134,6 +135,7 @@ impl Reader {
                 .unwrap_or_else(PoisonError::into_inner);
         }
         state.outstanding += 1;
+        state.given += 1;
         state.queue.push_back((ticket, pieces));
         drop(state);
         (self.waker)();
@@ -151,6 +153,15 @@ impl Reader {
                 .wait(state)
                 .unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Nobody wants what was given so far: what of it was not issued yet never is, and all of it is reported as soon as
+    /// nothing is in flight.
+    pub(super) fn give_up(&self) {
+        let mut state = self.shared.lock();
+        state.given_up = state.given;
+        drop(state);
+        (self.waker)();
     }
 
     pub(super) fn rung(&self) -> Rung {

@@ -265,6 +265,11 @@ impl RegionReader {
         self.reader.read(ticket, pieces);
     }
 
+    /// Nobody wants what was asked for so far: it is reported, with an error, as soon as nothing of it is in flight.
+    pub fn give_up(&self) {
+        self.reader.give_up();
+    }
+
     pub fn rung(&self) -> Rung {
         self.reader.rung()
     }

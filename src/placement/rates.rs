@@ -31,6 +31,10 @@ pub struct Rates {
     /// nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reading_bytes_per_processor_second: Option<f64>,
+    /// Bytes that are held against their checksums in each second of processor time, as all that is read from storage is.
+    /// `None`: not known, taken as nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verifying_bytes_per_processor_second: Option<f64>,
     /// Processors that compute. `None`: not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub processors: Option<u32>,
@@ -82,6 +86,7 @@ impl Default for Rates {
             device_flops_per_second: 2.0e11,
             copy_bytes_per_second: None,
             reading_bytes_per_processor_second: None,
+            verifying_bytes_per_processor_second: None,
             processors: None,
             host_attention: None,
             host_products: BTreeMap::new(),
@@ -216,6 +221,10 @@ impl Rates {
             (
                 "reading_bytes_per_processor_second",
                 self.reading_bytes_per_processor_second,
+            ),
+            (
+                "verifying_bytes_per_processor_second",
+                self.verifying_bytes_per_processor_second,
             ),
             (
                 "host_attention.bytes_per_second",
@@ -382,6 +391,7 @@ mod tests {
             rates: Rates {
                 copy_bytes_per_second: Some(8.25e9),
                 reading_bytes_per_processor_second: Some(1.25e10),
+                verifying_bytes_per_processor_second: Some(8e9),
                 processors: Some(8),
                 host_attention: Some(AttentionRates {
                     bytes_per_second: 2.5e10,

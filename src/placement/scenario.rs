@@ -225,10 +225,14 @@ impl<'a> Scenario<'a> {
             link: rates.link_bytes_per_second,
             ram: rates.host_memory_bytes_per_second,
             processors: rates.processors.map_or(f64::INFINITY, f64::from),
-            reading_processors: processors(
-                rates.storage_bytes_per_second,
+            // What is read is verified at once.
+            reading_processors: [
                 rates.reading_bytes_per_processor_second,
-            ),
+                rates.verifying_bytes_per_processor_second,
+            ]
+            .into_iter()
+            .map(|of_one| processors(rates.storage_bytes_per_second, of_one))
+            .sum(),
             copying_processors: match emulated {
                 true => processors(rates.link_bytes_per_second, rates.copy_bytes_per_second),
                 false => 0.0,

@@ -6,8 +6,8 @@
 //! parts; what it does not find here it records anew.
 
 use crate::memory::FileIdentity;
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hasher;
 use twox_hash::XxHash3_64;
 
@@ -19,7 +19,7 @@ pub(super) struct Stretch {
 }
 
 /// XXH3, 64 bits: it tells accidents, and does not stand up to somebody who makes bytes for a checksum.
-pub(super) fn checksum(bytes: &[u8]) -> u64 {
+pub fn checksum(bytes: &[u8]) -> u64 {
     XxHash3_64::oneshot(bytes)
 }
 
@@ -66,6 +66,9 @@ pub(super) enum NotUsable {
 #[derive(Debug, Default)]
 pub(super) struct ChecksumTable {
     known: HashMap<Stretch, (u64, SeenBy)>,
+    /// Reads of this run gave other bytes than its first one, again and again. That may have been the wrong one, so a later
+    /// run starts afresh with these; this run, which has computed with it, does not.
+    disputed: HashSet<Stretch>,
     /// There are checksums that `encode` has not written.
     is_unsaved: bool,
 }
@@ -102,6 +105,11 @@ impl ChecksumTable {
         }
     }
 
+    /// What this run has read first was not read again.
+    pub(super) fn dispute(&mut self, stretch: Stretch) {
+        self.is_unsaved |= self.disputed.insert(stretch);
+    }
+
     pub(super) fn was_seen_by_this_run(&self, stretch: Stretch) -> bool {
         let known = self.known.get(&stretch);
         known.is_some_and(|&(_, by)| by == SeenBy::ThisRun)
@@ -133,6 +141,7 @@ impl ChecksumTable {
         let mut kept: Vec<_> = self
             .known
             .iter()
+            .filter(|(stretch, _)| !self.disputed.contains(stretch))
             .map(|(&stretch, &(sum, by))| (by == SeenBy::EarlierRun, stretch, sum))
             .collect();
         kept.sort_unstable();
@@ -207,7 +216,7 @@ impl ChecksumTable {
         }
         Ok(ChecksumTable {
             known,
-            is_unsaved: false,
+            ..ChecksumTable::default()
         })
     }
 }
@@ -304,6 +313,25 @@ mod tests {
         // What was not read again is kept.
         let again = ChecksumTable::decode(&later.encode(&file()), &file()).unwrap();
         assert_eq!(again.len(), 3);
+    }
+
+    #[test]
+    fn a_first_read_that_no_later_one_agreed_with_is_not_handed_on() {
+        let mut table = ChecksumTable::default();
+        table.judge(stretch(0, 10), 1);
+        table.judge(stretch(10, 10), 2);
+        let _ = table.encode(&file());
+        table.dispute(stretch(0, 10));
+        assert!(table.is_unsaved());
+        let later = ChecksumTable::decode(&table.encode(&file()), &file()).unwrap();
+        assert_eq!(later.all(), [(stretch(10, 10), 2)]);
+        // This run goes on refusing what differs from what it has computed with.
+        assert_eq!(
+            table.judge(stretch(0, 10), 3),
+            Verdict::Differs(SeenBy::ThisRun)
+        );
+        table.dispute(stretch(0, 10));
+        assert!(!table.is_unsaved());
     }
 
     #[test]

@@ -5,6 +5,7 @@ use super::{GatheredRows, Weights};
 use crate::memory::{CudaDevice, DeviceAddress, Event, ReadError, Region};
 use crate::placement::{Executor, GroupId};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Why a step could not have its weights.
 #[derive(Debug, thiserror::Error)]
@@ -164,6 +165,9 @@ pub struct Pass<'w> {
     width: u32,
     cancelled: &'w dyn Fn() -> bool,
     current: Option<Lease<'w>>,
+    began: Instant,
+    /// Until then.
+    stalled: Duration,
     finished: bool,
 }
 
@@ -178,6 +182,8 @@ impl<'w> Pass<'w> {
             width,
             cancelled,
             current: None,
+            began: Instant::now(),
+            stalled: weights.stalled(),
             finished: false,
         }
     }
@@ -199,7 +205,7 @@ impl<'w> Pass<'w> {
             if (self.cancelled)() {
                 return Err(LeaseError::Cancelled);
             }
-            self.current = Some(self.weights.lease(group, self.width)?);
+            self.current = Some(self.weights.lease(group, self.width, self.cancelled)?);
         }
         match &self.current {
             Some(lease) => Ok(lease),
@@ -220,7 +226,8 @@ impl<'w> Pass<'w> {
             "a step ended before it had used every streamed group"
         );
         self.finished = true;
-        self.weights.step_finished(self.width, depth);
+        self.weights
+            .step_finished(self.width, depth, self.began, self.stalled);
     }
 }
 

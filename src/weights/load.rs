@@ -7,6 +7,7 @@ use super::rows::EmbeddingSlice;
 use super::shared::{FIRST_WIDTH, Links, Shared, streamed};
 use super::spans::Spans;
 use super::verify::{QUEUED_READS_MAX, ReadChecks, Verifier};
+use super::verify_share::VerifyShare;
 use super::{Counters, Home, RETRY_REASONS, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
@@ -18,6 +19,7 @@ use crate::placement::{DeviceKind, Forecast, GroupId, GroupKind, Plan, Ring, Tie
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Weak};
 
@@ -34,14 +36,13 @@ impl Arenas {
     /// pages and I/O buffers here and nowhere else.
     pub fn allocate(plan: &Plan, cuda: Option<&Arc<CudaDevice>>) -> Result<Arenas, MemoryError> {
         let mut host = Arena::new("host", plan.arena_bytes(Tier::Host) as usize)?;
-        if !plan.mapped {
-            host.populate();
-        }
         let device_bytes = plan.arena_bytes(Tier::Device) as usize;
         let device = match (plan.device, cuda) {
             (DeviceKind::Cpu, _) => None,
             (DeviceKind::Emulated, _) => Some(Arena::new("device", device_bytes)?),
             (DeviceKind::Cuda, Some(cuda)) => {
+                // Locking waits for each page that is not there yet.
+                host.populate(&AtomicBool::new(false));
                 lock_pages(&mut host, cuda);
                 Some(Arena::on_cuda("device", device_bytes, cuda)?)
             }
@@ -95,8 +96,8 @@ pub struct WeightsSettings {
     pub lookahead: Lookahead,
     /// Fill ring entries with NaN patterns when they are released, so that a use after release shows.
     pub poison_released: bool,
-    /// The share of reads that is verified by the checksum of the first one, from 0 (none, and none is recorded) to 1.
-    pub verify_share: f64,
+    /// Of the reads that are held against the checksum of the first one.
+    pub verify_share: VerifyShare,
     /// The directory that keeps checksums for later runs.
     pub checksums: Option<PathBuf>,
 }
@@ -217,7 +218,7 @@ impl Weights {
             checks = read_checks;
             watch = is_at_paths.then(|| RefCell::new(FileWatch::new(files)));
             shared.connect(links);
-            match load_homes(&plan, &arenas, &shared, &names, progress) {
+            match load_while_populating(&plan, &arenas, &shared, &names, progress) {
                 Ok(homes) => shared.set_homes(homes),
                 Err(error) => {
                     shared.disconnect();
@@ -299,7 +300,7 @@ fn links(
         "{reads_max} reads, with {ring_entries} ring entries, may end before one is verified"
     );
     let (to_verify, reads) = sync_channel(QUEUED_READS_MAX);
-    let verifies = settings.verify_share > 0.0;
+    let verifies = settings.verify_share.is_on();
     let on_read: Box<dyn Fn(RegionRead) + Send> = if verifies {
         // An error would mean that the verifier has ended, which it does after the I/O thread.
         Box::new(move |done| drop(to_verify.send(done)))
@@ -347,6 +348,28 @@ fn links(
         stream,
     };
     Ok((links, checks))
+}
+
+/// Loads while the kernel still gives the pages of the host arena: what is read into is registered piece by piece, mostly
+/// behind the threads that populate it. All pages are there before the first step.
+fn load_while_populating(
+    plan: &Plan,
+    arenas: &Arenas,
+    shared: &Shared,
+    names: &[String],
+    progress: &dyn Fn(LoadProgress) -> bool,
+) -> Result<Vec<Home>, LoadError> {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        if plan.device != DeviceKind::Cuda {
+            // One that the system refuses is done without.
+            let thread = std::thread::Builder::new().name("populate".to_owned());
+            let _ = thread.spawn_scoped(scope, || arenas.host.populate(&stop));
+        }
+        let homes = load_homes(plan, arenas, shared, names, progress);
+        stop.store(homes.is_err(), Ordering::Relaxed);
+        homes
+    })
 }
 
 /// Allocates and loads every resident group. Groups for the device pass through the host ring, like the streamed ones.

@@ -21,12 +21,15 @@ mod shared;
 mod side_file;
 mod spans;
 mod verify;
+mod verify_share;
 
+pub use checksums::checksum;
 pub use lease::{Lease, LeaseError, Pass};
 pub use load::{Arenas, LoadError, LoadProgress, Loading, ModelFile, WeightsSettings};
 pub use pipeline::Lookahead;
 pub use rows::GatheredRows;
 pub use spans::HostComputation;
+pub use verify_share::VerifyShare;
 
 use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFiles, Region, Rung};
@@ -39,7 +42,7 @@ use spans::Spans;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use verify::ReadChecks;
 
 /// Where a group's bytes are between uses, as far as a lease needs to know.
@@ -174,7 +177,12 @@ impl Weights {
     }
 
     /// Lends a group to a step of `width` tokens, waiting for it where it is on its way.
-    fn lease(&self, group: GroupId, width: u32) -> Result<Lease<'_>, LeaseError> {
+    fn lease(
+        &self,
+        group: GroupId,
+        width: u32,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Lease<'_>, LeaseError> {
         let residence = self.plan.residence_at(group, width);
         let home = &self.shared.homes()[group.0 as usize];
         let (lease, waited) = match home {
@@ -183,8 +191,10 @@ impl Weights {
                 (Lease::resident(self, group, Arc::clone(region)), None)
             }
             Home::Resident(_) | Home::Streamed => {
-                let taken = self.shared.take(group);
-                let taken = taken.map_err(|source| self.read_error(group, source))?;
+                let taken = self.shared.take(group, cancelled);
+                let taken = taken
+                    .map_err(|source| self.read_error(group, source))?
+                    .ok_or(LeaseError::Cancelled)?;
                 if let Some(device) = taken.region.cuda() {
                     device.compute_waits_for(&taken.ready);
                 }
@@ -257,7 +267,15 @@ impl Weights {
             .inc_by(waited.as_secs_f64());
     }
 
-    fn step_finished(&self, width: u32, depth: u32) {
+    /// Seconds that computation has waited for weights so far.
+    fn stalled(&self) -> Duration {
+        let stalls = self.counters.stall_nanoseconds.iter();
+        let nanoseconds = stalls.map(|stall| stall.load(Ordering::Relaxed)).sum();
+        Duration::from_nanos(nanoseconds)
+    }
+
+    /// `began` and `stalled` are of the step's beginning.
+    fn step_finished(&self, width: u32, depth: u32, began: Instant, stalled: Duration) {
         self.metrics
             .steps_predicted_seconds_total
             .inc_by(self.forecast.step_seconds(width, depth));
@@ -266,6 +284,7 @@ impl Weights {
             watch.borrow_mut().read_failed = false;
         }
         if let Some(checks) = &self.checks {
+            checks.step_ended(began.elapsed(), self.stalled().saturating_sub(stalled));
             // The first step has seen every group that streams.
             checks.save(steps > 0);
         }

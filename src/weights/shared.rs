@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 /// The width that fetching is for before the first step, which is a prompt.
 pub(super) const FIRST_WIDTH: u32 = u32::MAX;
 
+/// Between two looks for whether a step is still wanted, while it waits for a group.
+const CANCEL_LOOK_PAUSE: Duration = Duration::from_millis(10);
+
 /// Tickets of reads and copies that someone waits for in person, apart from the pipeline's positions.
 const DIRECT: u64 = 1 << 63;
 
@@ -284,8 +287,12 @@ impl Shared {
         self.landed.notify_all();
     }
 
-    /// Takes the next streamed group, which must be `group`, waiting until it is there.
-    pub(super) fn take(&self, group: GroupId) -> Result<Taken, ReadError> {
+    /// Takes the next streamed group, which must be `group`, waiting until it is there. `None`: the step was cancelled.
+    pub(super) fn take(
+        &self,
+        group: GroupId,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<Option<Taken>, ReadError> {
         let mut state = self.lock();
         let expected = state.pipeline.streamed(state.pipeline.consumer()).group;
         assert_eq!(
@@ -315,20 +322,24 @@ impl Shared {
                     return Err(error);
                 }
                 Poll::Pending => {
+                    if cancelled() {
+                        return Ok(None);
+                    }
                     waited = true;
-                    state = self.wait(state);
+                    let landed = self.landed.wait_timeout(state, CANCEL_LOOK_PAUSE);
+                    state = landed.unwrap_or_else(PoisonError::into_inner).0;
                     continue;
                 }
             };
             let Some((region, ready)) = taken else {
                 unreachable!("a ready entry is at rest");
             };
-            return Ok(Taken {
+            return Ok(Some(Taken {
                 position: state.pipeline.lease(),
                 region,
                 ready,
                 waited: waited.then(|| began.elapsed()),
-            });
+            }));
         }
     }
 
@@ -353,10 +364,16 @@ impl Shared {
         self.start(&mut state);
     }
 
-    /// Abandons a step: nothing new starts, what is in flight lands, and everything fetched is forgotten. Nothing is
-    /// fetched until the next step asks: a file that cannot be read is not read in a loop. No lease may be held.
+    /// Abandons a step: nothing new starts, of reads only the requests land that the drive has already, and everything
+    /// fetched is forgotten. Nothing is fetched until the next step asks: a file that cannot be read is not read in a loop.
+    /// No lease may be held, and nobody may wait for a direct read.
     pub(super) fn abandon(&self) {
-        let mut state = self.drain(self.lock());
+        let mut state = self.lock();
+        state.pipeline.stop();
+        if let Some(links) = &state.links {
+            links.reader.give_up();
+        }
+        let mut state = self.drain(state);
         state.failures.clear();
         state.pipeline.restart();
     }

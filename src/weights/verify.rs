@@ -8,6 +8,7 @@
 use super::checksums::{ChecksumTable, RunningChecksum, SeenBy, Stretch, Verdict, checksum};
 use super::shared::Shared;
 use super::side_file::SideFile;
+use super::verify_share::{StepCost, VerifyShare};
 use crate::memory::{
     AbortOnPanic, FileIdentity, PlacedFile, ReadError, Region, RegionRead, file_at, open_expected,
 };
@@ -23,6 +24,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// How often a read whose bytes differ is tried again: a bit that flipped on the way is right the next time.
 pub(super) const CHECKSUM_RETRIES_MAX: u32 = 3;
@@ -38,8 +40,7 @@ const COMPARED_BYTES: usize = 1 << 20;
 
 /// What reads are held against, and how many of them.
 pub(super) struct ReadChecks {
-    /// Of later reads: above 0, at most 1.
-    share: f64,
+    setting: VerifyShare,
     /// The files of the model as they were when they were opened.
     files: Vec<PlacedFile>,
     state: Mutex<State>,
@@ -47,9 +48,13 @@ pub(super) struct ReadChecks {
     side_files: Vec<Mutex<SideFile>>,
     metrics: Metrics,
     verified_groups: AtomicU64,
+    /// Processor time of the thread that verifies groups, since the last step ended.
+    verifying_nanoseconds: AtomicU64,
 }
 
 struct State {
+    /// Of later reads: above 0, at most 1.
+    share: f64,
     /// Of each file, at its own offsets.
     tables: Vec<ChecksumTable>,
     /// Chooses what is verified: reads taken in turn could be those of the same groups in each step.
@@ -80,7 +85,7 @@ pub(super) enum Compared {
 impl ReadChecks {
     /// `directory` is where checksums are kept for later runs.
     pub(super) fn new(
-        share: f64,
+        setting: VerifyShare,
         directory: Option<&Path>,
         files: &[PlacedFile],
         metrics: &Metrics,
@@ -90,20 +95,41 @@ impl ReadChecks {
         let mut tables: Vec<ChecksumTable> = side_files.iter().map(SideFile::read).collect();
         tables.resize_with(files.len(), ChecksumTable::default);
         ReadChecks {
-            share,
+            setting,
             files: files.to_vec(),
             state: Mutex::new(State {
+                share: setting.at_first(),
                 tables,
                 random: ChaCha8Rng::seed_from_u64(CHOICE_SEED),
             }),
             side_files: side_files.into_iter().map(Mutex::new).collect(),
             metrics: metrics.clone(),
             verified_groups: AtomicU64::new(0),
+            verifying_nanoseconds: AtomicU64::new(0),
         }
     }
 
+    /// Of later reads, that are verified.
     pub(super) fn share(&self) -> f64 {
-        self.share
+        self.lock().share
+    }
+
+    /// A step has ended, in which computation waited for weights for so long: chooses the share of the next one's reads.
+    pub(super) fn step_ended(&self, step: Duration, waited: Duration) {
+        let nanoseconds = self.verifying_nanoseconds.swap(0, Ordering::Relaxed);
+        let verifying = Duration::from_nanos(nanoseconds);
+        let cost = StepCost {
+            step,
+            waited,
+            verifying,
+            processors: available_processors(),
+        };
+        let mut state = self.lock();
+        state.share = self.setting.after(state.share, cost);
+        self.metrics.verify_share.set(state.share);
+        self.metrics
+            .verify_seconds_total
+            .inc_by(verifying.as_secs_f64());
     }
 
     pub(super) fn verified_groups(&self) -> u64 {
@@ -116,7 +142,9 @@ impl ReadChecks {
 
     /// Whether the next read is one of the share.
     pub(super) fn is_due(&self) -> bool {
-        self.lock().random.random_bool(self.share)
+        let mut state = self.lock();
+        let share = state.share;
+        state.random.random_bool(share)
     }
 
     /// Verifies what was read, and says how many bytes of it. Where that is not due, only what this run reads for the first
@@ -165,7 +193,12 @@ impl ReadChecks {
             let start = part.entry_offset as usize;
             (stretch, &bytes[start..start + part.bytes as usize])
         });
-        if self.check(parts, is_due)? > 0 {
+        let before = thread_time();
+        let checked = self.check(parts, is_due);
+        let nanoseconds = thread_time().saturating_sub(before).as_nanos() as u64;
+        self.verifying_nanoseconds
+            .fetch_add(nanoseconds, Ordering::Relaxed);
+        if checked? > 0 {
             self.verified_groups.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
@@ -186,6 +219,9 @@ impl ReadChecks {
 
     /// What a read has failed with after so many tries.
     pub(super) fn error(&self, mismatch: Mismatch, tries: u32) -> ReadError {
+        if mismatch.seen_by == SeenBy::ThisRun {
+            self.lock().tables[mismatch.file].dispute(mismatch.stretch);
+        }
         let file = self.files[mismatch.file].identity.path.clone();
         let offset = mismatch.stretch.offset;
         match (mismatch.seen_by, self.side_files.get(mismatch.file)) {
@@ -248,6 +284,17 @@ impl ReadChecks {
             Err(error) => Compared::Unreadable(error),
         }
     }
+}
+
+/// Processor time of this thread.
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+fn available_processors() -> u32 {
+    let processors = std::thread::available_parallelism();
+    processors.map_or(1, |processors| processors.get() as u32)
 }
 
 fn lock(side_file: &Mutex<SideFile>) -> MutexGuard<'_, SideFile> {
@@ -361,7 +408,8 @@ mod tests {
 
     fn checks(share: f64, file: &Path) -> (ReadChecks, FileIdentity, Metrics) {
         let (metrics, identity) = (Metrics::new(), FileIdentity::at(file).unwrap());
-        let checks = ReadChecks::new(share, None, &alone(&identity), &metrics);
+        let setting = VerifyShare::Fixed(share);
+        let checks = ReadChecks::new(setting, None, &alone(&identity), &metrics);
         (checks, identity, metrics)
     }
 
@@ -427,7 +475,14 @@ mod tests {
         let (identity, metrics) = (FileIdentity::at(&path).unwrap(), Metrics::new());
         let kept = directory.path().join("checksums");
         // No read is one of the share.
-        let run = || ReadChecks::new(0.0, Some(kept.as_path()), &alone(&identity), &metrics);
+        let run = || {
+            ReadChecks::new(
+                VerifyShare::Fixed(0.0),
+                Some(kept.as_path()),
+                &alone(&identity),
+                &metrics,
+            )
+        };
         let check = |checks: &ReadChecks, bytes: &[u8]| {
             let read = [(stretch(0, 4), &bytes[..4]), (stretch(4, 4), &bytes[4..])];
             let checked = checks.check(read.into_iter(), false);
@@ -456,7 +511,12 @@ mod tests {
         // What was known of the former is known of this one, in later runs too.
         third.set_file(0, &now);
         third.save(false);
-        let fourth = ReadChecks::new(0.0, Some(kept.as_path()), &alone(&now), &metrics);
+        let fourth = ReadChecks::new(
+            VerifyShare::Fixed(0.0),
+            Some(kept.as_path()),
+            &alone(&now),
+            &metrics,
+        );
         assert_eq!(check(&fourth, b"abcdefgx"), other);
     }
 
@@ -473,7 +533,9 @@ mod tests {
             }
         });
         let (kept, metrics) = (path("checksums"), Metrics::new());
-        let run = |files: &[PlacedFile]| ReadChecks::new(1.0, Some(&kept), files, &metrics);
+        let run = |files: &[PlacedFile]| {
+            ReadChecks::new(VerifyShare::Fixed(1.0), Some(&kept), files, &metrics)
+        };
         let check = |checks: &ReadChecks, offset: u64, bytes: &[u8]| {
             let read = [(stretch(offset as usize, bytes.len()), bytes)];
             checks.check(read.into_iter(), true)

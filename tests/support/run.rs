@@ -13,7 +13,7 @@ use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
 use strata::model::{Batch, LoadedModel, PlannedModel, Run};
 use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
-use strata::weights::{Loading, Lookahead, WeightsSettings};
+use strata::weights::{Loading, Lookahead, VerifyShare, WeightsSettings};
 
 /// Tokens in a page of the KV cache.
 const PAGE_TOKENS: usize = 32;
@@ -47,7 +47,7 @@ pub(crate) fn settings() -> WeightsSettings {
         link_rate: None,
         lookahead: Lookahead::Ring,
         poison_released: true,
-        verify_share: 1.0,
+        verify_share: VerifyShare::Fixed(1.0),
         checksums: None,
     }
 }

@@ -529,3 +529,37 @@ fn an_unaligned_piece_is_refused() {
         .reader
         .read(1, vec![piece(100, 0, 512)]);
 }
+
+#[test]
+fn what_is_given_up_ends_with_the_requests_that_are_in_flight() {
+    let fixture = fixture(REGIONS * REGION_BYTES, 5, Faults::default());
+    fixture.control.change(|faults| faults.held = true);
+    let ticket = |region: usize| piece(region * REGION_BYTES, region * REGION_BYTES, REGION_BYTES);
+    for region in 0..REGIONS {
+        fixture.reader.read(region as u64, vec![ticket(region)]);
+    }
+    // As many as are in flight at once, of which there is work for many more.
+    let in_flight = u64::from(
+        FaultyReader::new(Vec::new(), 5, Faults::default())
+            .limits()
+            .in_flight_max,
+    );
+    fixture.control.wait_for_submitted(in_flight);
+    fixture.reader.give_up();
+    fixture.control.set(Faults::default());
+    for _ in 0..REGIONS {
+        let report = fixture.done.recv().unwrap();
+        assert!(
+            matches!(report.result, Err(ReadError::GivenUp)),
+            "{report:?}"
+        );
+    }
+    assert_eq!(fixture.control.submitted(), in_flight);
+    // What is given later is read, at once too: the thread may hear of both together.
+    let later = [ticket(1)];
+    for _ in 0..1000 {
+        fixture.reader.give_up();
+        assert_eq!(fixture.read(99, &later).unwrap(), REGION_BYTES as u64);
+    }
+    assert!(fixture.holds(&later));
+}

@@ -501,6 +501,11 @@ fn without_io_uring_auto_steps_down_and_its_name_is_an_error() {
     });
 }
 
+/// Operations of the system call by which a ring is told of buffers.
+const REGISTER_BUFFERS: u32 = 0;
+const REGISTER_BUFFERS2: u32 = 15;
+const REGISTER_BUFFERS_UPDATE: u32 = 16;
+
 #[test]
 fn without_registration_io_uring_is_plain_and_says_why() {
     let model = model(64 << 10);
@@ -509,19 +514,95 @@ fn without_registration_io_uring_is_plain_and_says_why() {
         eprintln!("skipped: {error}");
         return;
     }
+    for operations in [
+        vec![REGISTER_BUFFERS, REGISTER_BUFFERS2],
+        vec![REGISTER_BUFFERS_UPDATE],
+    ] {
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut forbidden = operations.iter().map(|&operation| {
+                    forbid(libc::SYS_io_uring_register, Some(operation), libc::ENOMEM)
+                });
+                if !forbidden.all(|forbidden| forbidden) {
+                    return;
+                }
+                let reader = start(&model.path, ReaderChoice::IoUring).unwrap();
+                assert_eq!(reader.rung(), Rung::IoUring);
+                assert!(
+                    reader.rung_reason().contains("ulimit -l"),
+                    "{}",
+                    reader.rung_reason()
+                );
+            });
+        });
+    }
+}
+
+/// As on a kernel before 5.19.
+#[test]
+fn where_pieces_cannot_follow_later_all_memory_is_registered_at_once() {
+    let model = model(64 << 10);
+    if at_rung(
+        Rung::IoUringRegistered,
+        &model.path,
+        &Arc::new(Arena::new("host", 1 << 20).unwrap()),
+        64 << 10,
+    )
+    .is_none()
+    {
+        return;
+    }
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // IORING_REGISTER_BUFFERS
-            if !forbid(libc::SYS_io_uring_register, Some(0), libc::ENOMEM) {
+            if forbid(
+                libc::SYS_io_uring_register,
+                Some(REGISTER_BUFFERS2),
+                libc::EINVAL,
+            ) {
+                let reader = start(&model.path, ReaderChoice::IoUring).unwrap();
+                assert_eq!(reader.rung(), Rung::IoUringRegistered);
+            }
+        });
+    });
+}
+
+/// As where the limit on locked memory is met halfway: what is registered stays so, and the rest is read plainly.
+#[test]
+fn memory_that_is_refused_later_is_read_into_all_the_same() {
+    const PIECE: usize = 64 << 10;
+    let model = model(4 * PIECE);
+    let arena = Arc::new(Arena::new("host", 4 * PIECE).unwrap());
+    let span = arena.allocate_low(4 * PIECE).unwrap();
+    let Some(mut reader) = at_rung(Rung::IoUringRegistered, &model.path, &arena, PIECE) else {
+        return;
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if !forbid(
+                libc::SYS_io_uring_register,
+                Some(REGISTER_BUFFERS_UPDATE),
+                libc::ENOMEM,
+            ) {
                 return;
             }
-            let reader = start(&model.path, ReaderChoice::IoUring).unwrap();
-            assert_eq!(reader.rung(), Rung::IoUring);
-            assert!(
-                reader.rung_reason().contains("ulimit -l"),
-                "{}",
-                reader.rung_reason()
-            );
+            for slot in 0..4 {
+                let offset = slot as usize * PIECE;
+                reader.submit(BlockRead {
+                    slot,
+                    file: 0,
+                    file_offset: offset as u64,
+                    buffer: Buffer::new(Arc::clone(&arena), span.part(offset, PIECE)),
+                });
+            }
+            let mut ended = Vec::new();
+            while ended.len() < 4 {
+                reader.wait(None, &mut ended);
+            }
+            for done in ended {
+                assert_eq!(done.result.unwrap(), PIECE);
+            }
+            // SAFETY: nothing is in flight, and this thread is the only user of the arena.
+            assert!(unsafe { arena.bytes(span) } == model.content);
         });
     });
 }
