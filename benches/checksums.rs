@@ -10,7 +10,9 @@ use std::path::Path;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use strata::memory::{Arena, FileIdentity, ReaderChoice, Region, RegionPiece, RegionReader};
+use strata::memory::{
+    Arena, FileIdentity, FilePlace, ReaderChoice, Region, RegionPiece, RegionReader,
+};
 use twox_hash::XxHash3_64;
 
 /// A group of weights.
@@ -71,7 +73,12 @@ fn drive_rate(path: &Path) -> (f64, &'static str) {
     let arena = Arc::new(Arena::new("host", ENTRIES * GROUP_BYTES).expect("allocate"));
     let (sender, done) = mpsc::channel();
     let on_done = Box::new(move |read| drop(sender.send(read)));
-    let reader = RegionReader::start(path, Arc::clone(&arena), ReaderChoice::Auto, on_done);
+    let reader = RegionReader::start(
+        &FilePlace::alone(path),
+        Arc::clone(&arena),
+        ReaderChoice::Auto,
+        on_done,
+    );
     let reader = reader.expect("open the file");
     let mut free: Vec<Region> = (0..ENTRIES)
         .map(|_| Region::allocate_low(&arena, GROUP_BYTES).expect("allocate"))

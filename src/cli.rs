@@ -214,7 +214,13 @@ pub struct InspectArguments {
     /// The GGUF file
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
-    /// Print JSON
+    /// List the tensors too: type, shape, size and place
+    #[arg(long)]
+    pub tensors: bool,
+    /// List all keys too
+    #[arg(long)]
+    pub metadata: bool,
+    /// Print JSON, with everything
     #[arg(long)]
     pub json: bool,
 }

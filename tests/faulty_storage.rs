@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use strata::kernels::ComputePool;
 use strata::memory::{FaultControl, Faults, FaultyReader};
 use strata::metrics::Metrics;
-use strata::model::{LoadedModel, PlannedModel, StepError};
+use strata::model::{LoadedModel, PlannedModel, StepError, places};
 use strata::placement::PlanRequest;
 use strata::weights::{Loading, ModelFile};
 
@@ -279,7 +279,7 @@ fn errors_while_loading_name_the_group() {
                 broken: (broken..broken + (64 << 10)).step_by(512).collect(),
                 ..Faults::default()
             };
-            let reader = FaultyReader::open(&path, broken, faults).unwrap();
+            let reader = FaultyReader::open(&places(&planned.gguf), broken, faults).unwrap();
             let file = ModelFile::Through(Box::new(reader));
             let loading = Loading {
                 settings: settings(),

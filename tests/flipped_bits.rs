@@ -21,7 +21,7 @@ use std::path::Path;
 use strata::gguf::Gguf;
 use strata::memory::{Faults, FaultyReader};
 use strata::metrics::Metrics;
-use strata::model::{LoadedModel, OpenError, PlannedModel, StepError};
+use strata::model::{LoadedModel, OpenError, PlannedModel, StepError, places};
 use strata::placement::{PlanRequest, Tier};
 use strata::weights::{Loading, ModelFile, VerifyShare, WeightsSettings};
 
@@ -242,7 +242,7 @@ fn load_with(
     faults: Faults,
 ) -> Result<LoadedModel, OpenError> {
     let planned = PlannedModel::open(path, request).unwrap();
-    let reader = FaultyReader::open(path, 1, faults).unwrap();
+    let reader = FaultyReader::open(&places(&planned.gguf), 1, faults).unwrap();
     let loading = Loading {
         settings: WeightsSettings {
             checksums: Some(checksums.to_owned()),

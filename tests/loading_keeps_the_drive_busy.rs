@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use strata::kernels::ComputePool;
 use strata::memory::{FaultControl, Faults, FaultyReader, Limits};
 use strata::metrics::Metrics;
-use strata::model::PlannedModel;
+use strata::model::{PlannedModel, places};
 use strata::placement::{DeviceKind, ExecutorChoice, GroupKind, Plan, PlanRequest, Tier};
 use strata::weights::{LoadProgress, Loading, ModelFile};
 
@@ -63,8 +63,8 @@ fn reads_given(control: &FaultControl, before: u64, wanted: u64) -> u64 {
 
 /// Loads, and holds all reads back from the moment that progress is told of at least `loaded` bytes, until `wanted` reads
 /// more have been given.
-fn check(path: &Path, planned: &PlannedModel, loaded: u64, wanted: u64) {
-    let reader = FaultyReader::open(path, 1, Faults::default()).unwrap();
+fn check(planned: &PlannedModel, loaded: u64, wanted: u64) {
+    let reader = FaultyReader::open(&places(&planned.gguf), 1, Faults::default()).unwrap();
     let reader = reader.with_limits(LIMITS);
     let control = reader.control();
     let (hold, held) = mpsc::channel::<u64>();
@@ -133,7 +133,7 @@ fn to_the_host_all_small_groups_are_read_at_once() {
     let planned = PlannedModel::open(&path, &request()).unwrap();
     let reads = reads_of(&planned.plan, Tier::Host);
     assert!(reads.len() > 16, "{reads:?}");
-    check(&path, &planned, 0, reads.iter().sum());
+    check(&planned, 0, reads.iter().sum());
 }
 
 /// There is no ring, for nothing streams: one region is set aside for loading. Homes of the host serve beside it.
@@ -152,5 +152,5 @@ fn to_a_device_groups_pass_through_homes_that_are_loaded_later() {
     assert!(plan.host_ring.entries == 0 && plan.staging_bytes > 0);
     let reads = reads_of(plan, Tier::Device);
     assert!(reads.len() > 8, "{reads:?}");
-    check(&path, &planned, 1, reads[..4].iter().sum());
+    check(&planned, 1, reads[..4].iter().sum());
 }

@@ -2,8 +2,8 @@
 //! one length and so many of them in flight.
 
 use crate::memory::{
-    Arena, MAX_BLOCK_BYTES, MemoryError, ReadError, ReaderChoice, Region, RegionPiece, RegionRead,
-    RegionReader, Requests, Rung,
+    Arena, FilePlace, MAX_BLOCK_BYTES, MemoryError, ReadError, ReaderChoice, Region, RegionPiece,
+    RegionRead, RegionReader, Requests, Rung,
 };
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
@@ -122,7 +122,12 @@ impl StorageRate {
     /// The one that was asked for cannot be had.
     pub fn rung(&self, choice: ReaderChoice) -> Result<(Rung, String), StorageRateError> {
         let arena = Arc::clone(&self.arena);
-        let reader = RegionReader::start(&self.path, arena, choice, Box::new(|_| {}))?;
+        let reader = RegionReader::start(
+            &FilePlace::alone(&self.path),
+            arena,
+            choice,
+            Box::new(|_| {}),
+        )?;
         Ok((reader.rung(), reader.rung_reason().to_owned()))
     }
 
@@ -137,7 +142,7 @@ impl StorageRate {
     ) -> Result<ReadingRate, StorageRateError> {
         let (sender, ended) = channel::<RegionRead>();
         let reader = RegionReader::start_on(
-            &self.path,
+            &FilePlace::alone(&self.path),
             Arc::clone(&self.arena),
             way.rung,
             way.requests,

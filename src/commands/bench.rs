@@ -103,7 +103,7 @@ fn bench_steps(
     let known = KnownRates::of(config, Some(path))?;
     let request = plan_request(config, &hyperparameters, &device, &known)?;
     // A plan that does not fit is refused with advice, which may be to make the context smaller.
-    let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(|| {
+    let mut planned = PlannedModel::of_index(gguf, &request).with_context(|| {
         format!(
             "{} (--context is --depth and --tokens together here, unless given)",
             path.display()

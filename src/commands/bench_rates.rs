@@ -16,7 +16,7 @@ use super::rates::{ThisMachine, device_of};
 use super::stderr::{Stderr, say};
 use anyhow::{Context, bail};
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use strata::bench::{
     ATTENTION_DEPTH, CopyRate, MemoryRate, OfType, ProductRates, ReadWay, StorageRate,
@@ -126,7 +126,7 @@ pub(super) fn bench_rates(config: &Config, arguments: &BenchRatesArguments) -> a
     let machine = ThisMachine::of(config)?;
     let destination = Destination::of(arguments)?;
     let model = match &config.model {
-        Some(path) => Some((path.as_path(), types_of(path)?)),
+        Some(path) => Some(measured_of(path)?),
         None if arguments.only == Some(RatesPart::Storage) => bail!(Usage(
             "storage is measured by reading a model; name one: `strata bench rates MODEL.gguf`"
                 .to_owned()
@@ -221,9 +221,11 @@ pub(super) fn bench_rates(config: &Config, arguments: &BenchRatesArguments) -> a
     stored
 }
 
-/// The weight types of a model's matrices, those first that have most bytes.
-fn types_of(path: &Path) -> anyhow::Result<Vec<TensorType>> {
+/// What of a model is measured: its largest file, and the weight types of its matrices, those first that have most bytes.
+fn measured_of(path: &Path) -> anyhow::Result<(PathBuf, Vec<TensorType>)> {
     let gguf = Gguf::open(path).with_context(|| path.display().to_string())?;
+    let largest = gguf.files.iter().max_by_key(|file| file.bytes);
+    let largest = largest.map_or_else(|| path.to_owned(), |file| file.path.clone());
     let bytes = |kind: TensorType| -> u64 {
         let matrices = gguf
             .tensors
@@ -240,7 +242,8 @@ fn types_of(path: &Path) -> anyhow::Result<Vec<TensorType>> {
         .filter(|(bytes, _)| *bytes > 0)
         .collect();
     types.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-    Ok(types.into_iter().map(|(_, kind)| kind).collect())
+    let types = types.into_iter().map(|(_, kind)| kind).collect();
+    Ok((largest, types))
 }
 
 fn plain_bytes(seconds: u32) -> u64 {

@@ -1,6 +1,6 @@
 //! The commands that load no model: `plan`, `inspect`, `synth`.
 
-use super::load::plan_of;
+use super::load::{plan_of, served};
 use super::progress::Progress;
 use super::{Usage, say};
 use anyhow::Context;
@@ -10,6 +10,7 @@ use strata::cli::{InspectArguments, PlanArguments, SynthArguments};
 use strata::config::Config;
 use strata::gguf::Gguf;
 use strata::gguf::card::ShapeCard;
+use strata::inspect::Lists;
 use strata::placement::{report_gains, report_gains_json};
 use strata::{inspect, synth};
 
@@ -38,10 +39,15 @@ pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result
 /// `strata inspect`: what is in a file.
 pub(crate) fn inspect(arguments: &InspectArguments) -> anyhow::Result<()> {
     let path = &arguments.model;
-    let gguf = Gguf::open(path).with_context(|| path.display().to_string())?;
+    let gguf = Gguf::open_to_show(path).with_context(|| path.display().to_string())?;
+    let served = served(&gguf);
+    let lists = Lists {
+        tensors: arguments.tensors,
+        metadata: arguments.metadata,
+    };
     match arguments.json {
-        true => print(&format!("{:#}\n", inspect::report_json(&gguf))),
-        false => print(&inspect::report(&gguf)),
+        true => print(&format!("{:#}\n", inspect::report_json(&gguf, &served))),
+        false => print(&inspect::report(&gguf, &served, lists)),
     }
 }
 

@@ -18,11 +18,12 @@ use strata::config::{
     free_host_memory, machine_memory_bytes,
 };
 use strata::engine::{Engine, EngineHandle, EngineSettings, Progress};
-use strata::gguf::{Gguf, Hyperparameters};
+use strata::gguf::{Gguf, Hyperparameters, unsplit_path};
+use strata::inspect::Served;
 use strata::kernels::ComputePool;
 use strata::memory::{ReaderChoice, heap_live_bytes};
 use strata::metrics::Metrics;
-use strata::model::{self, LoadedModel, Model, PlannedModel};
+use strata::model::{self, LoadedModel, Model, PlannedModel, gpu_supports};
 use strata::placement::{
     DeviceKind, ExecutorChoice, Gain, KvType, Plan, PlanRequest, Tier, best_changes,
 };
@@ -69,14 +70,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     };
     let device = Device::to_use(config, candidate)?;
     let (mut planned, device) = plan_on(config, path, gguf, &hyperparameters, device)?;
-    if tokenizer.vocabulary_size() > planned.hyperparameters.vocabulary_size as usize {
-        bail!(
-            "{}: the vocabulary has {} tokens and `token_embd.weight` {} rows; the file is damaged",
-            path.display(),
-            tokenizer.vocabulary_size(),
-            planned.hyperparameters.vocabulary_size
-        );
-    }
+    check_vocabulary(&tokenizer, &planned.hyperparameters).with_context(of_file)?;
     let plan = Arc::clone(&planned.plan);
     check_machine(&plan)?;
     warn_of_earlier_kills(&plan);
@@ -112,7 +106,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
     let model_context = planned.hyperparameters.context_length as usize;
     let view = Arc::new(MemoryView {
         plan: Arc::clone(&plan),
-        model: path.canonicalize().unwrap_or_else(|_| path.to_owned()),
+        model: canonical_files(&planned.gguf),
         held,
         loaded: OnceLock::new(),
     });
@@ -142,12 +136,48 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         template,
         metrics,
         memory: Arc::new(move || view.report()),
-        model_name: config.served_name(path),
+        model_name: config.served_name(&unsplit_path(path)),
         context: plan.context as usize,
         model_context,
         trace,
         _memory_watch: memory_watch,
     })
+}
+
+/// Every token needs a row of the embedding; rows beyond them are padding.
+fn check_vocabulary(tokenizer: &Tokenizer, shape: &Hyperparameters) -> anyhow::Result<()> {
+    if tokenizer.vocabulary_size() > shape.vocabulary_size as usize {
+        bail!(
+            "the vocabulary has {} tokens and `token_embd.weight` {} rows; the file is damaged",
+            tokenizer.vocabulary_size(),
+            shape.vocabulary_size
+        );
+    }
+    Ok(())
+}
+
+/// Whether a model would be loaded here: every check that needs neither memory nor a device.
+pub(super) fn served(gguf: &Gguf) -> Served {
+    let check = || -> anyhow::Result<Hyperparameters> {
+        let hyperparameters = model::check(gguf)?;
+        let tokenizer = Tokenizer::from_gguf(&gguf.metadata)?;
+        ChatTemplate::from_gguf(&gguf.metadata, &tokenizer)?;
+        check_vocabulary(&tokenizer, &hyperparameters)?;
+        Ok(hyperparameters)
+    };
+    match check() {
+        Ok(hyperparameters) => Served::Yes {
+            gpu: gpu_supports(gguf, &hyperparameters),
+        },
+        Err(error) => Served::No(format!("{error:#}")),
+    }
+}
+
+/// The files of a model as the kernel names them.
+fn canonical_files(gguf: &Gguf) -> Vec<PathBuf> {
+    let paths = gguf.files.iter().map(|file| &file.path);
+    let canonical = paths.map(|path| path.canonicalize().unwrap_or_else(|_| path.clone()));
+    canonical.collect()
 }
 
 /// The plan for a device; where the device is `auto`'s GPU and has too little free for the model, that of the CPU.
@@ -162,7 +192,7 @@ fn plan_on(
     let plan = |gguf, device: &Device| -> anyhow::Result<PlannedModel> {
         let request = plan_request(config, hyperparameters, device, &known)?;
         let of_file = || path.display().to_string();
-        let mut planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+        let mut planned = PlannedModel::of_index(gguf, &request).with_context(of_file)?;
         planned.gpu = device.gpu();
         Ok(planned)
     };
@@ -352,7 +382,7 @@ pub(super) fn plan_of(
     let config = &known.config_for_machine(config);
     let device = Device::to_plan_for(config, candidate)?;
     let request = plan_request(config, &hyperparameters, &device, &known)?;
-    let planned = PlannedModel::for_file(path, gguf, &request).with_context(of_file)?;
+    let planned = PlannedModel::of_index(gguf, &request).with_context(of_file)?;
     let gains = best_changes(&planned.gguf, &hyperparameters, &request, &planned.plan);
     Ok((planned.plan, gains))
 }

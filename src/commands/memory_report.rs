@@ -11,8 +11,8 @@ use strata::weights::{Arenas, ReadsSoFar, Traffic};
 /// What the report is made of. `main` makes it, the engine thread completes it, HTTP threads read it.
 pub(crate) struct MemoryView {
     pub(crate) plan: Arc<Plan>,
-    /// The file as the kernel names it.
-    pub(crate) model: PathBuf,
+    /// The files as the kernel names them.
+    pub(crate) model: Vec<PathBuf>,
     pub(crate) held: HeldWhileServing,
     pub(crate) loaded: OnceLock<Loaded>,
 }

@@ -1,14 +1,14 @@
 //! What the kernel says that this process holds in RAM, by what it is held for: one walk over `/proc/self/smaps`.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Resident bytes; they add up to `total`. All 0 where the kernel does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Resident {
     pub(super) host_arena: u64,
     pub(super) device_arena: u64,
-    /// The model file, where it is mapped.
+    /// The files of the model, where they are mapped.
     pub(super) model: u64,
     pub(super) program: u64,
     /// The stack of the first thread.
@@ -23,7 +23,7 @@ pub(super) struct Resident {
 pub(super) struct Landmarks<'a> {
     pub(super) host_arena: Range<u64>,
     pub(super) device_arena: Range<u64>,
-    pub(super) model: &'a Path,
+    pub(super) model: &'a [PathBuf],
 }
 
 impl Resident {
@@ -53,7 +53,7 @@ impl Resident {
             &mut self.host_arena
         } else if landmarks.device_arena.contains(&start) {
             &mut self.device_arena
-        } else if Path::new(name) == landmarks.model {
+        } else if landmarks.model.iter().any(|path| path == Path::new(name)) {
             &mut self.model
         } else if name == "[stack]" {
             &mut self.main_stack
@@ -132,7 +132,10 @@ Rss:                  40 kB
         let landmarks = Landmarks {
             host_arena: 0x7f99_5a60_0000..0x7f99_5bd1_f000,
             device_arena: 0x7f99_5140_0000..0x7f99_53ea_8000,
-            model: Path::new("/models/with a space.gguf"),
+            model: &[
+                "/models/none.gguf".into(),
+                "/models/with a space.gguf".into(),
+            ],
         };
         let resident = Resident::of(SMAPS, &landmarks);
         assert_eq!(
@@ -159,7 +162,7 @@ Rss:                  40 kB
         let landmarks = Landmarks {
             host_arena: 0..0,
             device_arena: 0..0,
-            model: Path::new("/nowhere"),
+            model: &["/nowhere".into()],
         };
         let resident = Resident::now(&landmarks);
         if resident.total() == 0 {

@@ -10,7 +10,7 @@ use super::value::{Array, Value};
 
 /// Bytes that the header (metadata and tensor table) may take. The largest vocabularies need about 20 MiB; without
 /// a bound a sparse file of terabytes could demand as much memory.
-const HEADER_BYTES_MAX: u64 = 128 << 20;
+pub(super) const HEADER_BYTES_MAX: u64 = 128 << 20;
 
 pub(super) struct Cursor<R> {
     input: R,

@@ -11,6 +11,24 @@ pub enum GgufError {
     #[error("cannot open {}: {error}", path.display())]
     Open { path: PathBuf, error: io::Error },
 
+    #[error(
+        "shard {number} of {count} is missing: {}; all shards of a model lie in one folder: fetch it too",
+        path.display()
+    )]
+    MissingShard {
+        /// From 1, as in the name.
+        number: u32,
+        count: u32,
+        path: PathBuf,
+    },
+
+    /// In another shard than the one that was named.
+    #[error("{}: {error}", path.display())]
+    InShard {
+        path: PathBuf,
+        error: Box<GgufError>,
+    },
+
     #[error("{} is {what}, not a GGUF file", path.display())]
     NotAFile { path: PathBuf, what: &'static str },
 

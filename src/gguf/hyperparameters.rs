@@ -49,10 +49,16 @@ pub enum RopeScaling {
 }
 
 impl Hyperparameters {
+    /// Elements of the keys and values of one token, all layers.
+    pub fn kv_elements(&self) -> u64 {
+        let heads: u64 = self.head_count_kv.iter().copied().map(u64::from).sum();
+        heads.saturating_mul(u64::from(self.key_length) + u64::from(self.value_length))
+    }
+
     /// Reads the keys `{architecture}.*` and the shape of `token_embd.weight`.
     pub fn from_gguf(gguf: &Gguf) -> Result<Hyperparameters, GgufError> {
         let architecture = gguf.architecture()?.to_owned();
-        refuse_split(gguf)?;
+        super::shards::refuse_alone(gguf)?;
         let keys = Keys {
             gguf,
             architecture: &architecture,
@@ -101,20 +107,6 @@ impl Hyperparameters {
             tied_head,
             architecture,
         })
-    }
-}
-
-/// One part of a split model has only some of the tensors.
-fn refuse_split(gguf: &Gguf) -> Result<(), GgufError> {
-    const SPLIT_COUNT: &str = "split.count";
-    match gguf.metadata.u32(SPLIT_COUNT)? {
-        None | Some(0 | 1) => Ok(()),
-        Some(parts) => Err(GgufError::key(
-            SPLIT_COUNT,
-            format_args!(
-                "is {parts}: this file is one part of a split model; join the parts with `llama-gguf-split --merge`"
-            ),
-        )),
     }
 }
 
@@ -331,7 +323,7 @@ mod tests {
         let check = check_hyperparameters;
         check("general.architecture", 7u32.into(), "is of type u32");
         check("split.count", "two".into(), "is of type string");
-        check("split.count", 3u16.into(), "llama-gguf-split --merge");
+        check("split.count", 3000u16.into(), "at most 256 files");
         check("llama.block_count", Value::from("x"), "is of type string");
         check("llama.block_count", 0u32.into(), "1 to 4096");
         check("llama.block_count", 4097u32.into(), "1 to 4096");

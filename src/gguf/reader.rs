@@ -4,18 +4,18 @@ use std::collections::HashSet;
 use std::fs::{File, OpenOptions};
 use std::io::{BufReader, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use super::cursor::Cursor;
+use super::cursor::{Cursor, HEADER_BYTES_MAX};
 use super::error::{GgufError, quote};
 use super::metadata::Metadata;
-use super::{Gguf, TensorInfo, TensorType};
+use super::{ForeignTensor, Gguf, IndexedFile, TensorInfo, TensorType};
 
 pub(super) const MAGIC: [u8; 4] = *b"GGUF";
 /// The key of the alignment of tensor data, and its value where the key is absent.
-const ALIGNMENT_KEY: &str = "general.alignment";
+pub(super) const ALIGNMENT_KEY: &str = "general.alignment";
 const ALIGNMENT_DEFAULT: u64 = 32;
-const ALIGNMENT_MAX: u64 = 16 << 20;
+pub(super) const ALIGNMENT_MAX: u64 = 16 << 20;
 /// The format allows keys of 2^16 - 1 bytes and tensor names of 64.
 const KEY_BYTES_MAX: u64 = 65_535;
 const TENSOR_NAME_BYTES_MAX: u64 = 64;
@@ -24,18 +24,38 @@ const DIMENSIONS_MAX: u32 = 4;
 /// number of dimensions, one dimension, type, offset.
 const PAIR_BYTES_MIN: u64 = 8 + 4 + 1;
 const TENSOR_BYTES_MIN: u64 = 8 + 4 + 8 + 4 + 8;
+/// The most tensors that the longest header can hold; the shards of a model hold no more together.
+pub(super) const TENSORS_MAX: u64 = HEADER_BYTES_MAX / TENSOR_BYTES_MIN;
 
 impl Gguf {
-    /// Reads the index of a file. The weights are not touched. A directory, a pipe or a device is refused without
-    /// being read.
+    /// Reads the index of a model: of the file at `path`, or, where that is a shard, of all shards beside it. The weights
+    /// are not touched. A directory, a pipe or a device is refused without being read, and so is a model with a tensor of
+    /// a type that strata does not compute with.
     pub fn open(path: &Path) -> Result<Gguf, GgufError> {
+        let gguf = Gguf::open_to_show(path)?;
+        gguf.refuse_foreign()?;
+        Ok(gguf)
+    }
+
+    /// The same, with tensors of any type: for what looks at a model and does not load it.
+    pub fn open_to_show(path: &Path) -> Result<Gguf, GgufError> {
+        let given = Gguf::open_alone(path)?;
+        super::shards::with_its_shards(path, given, Gguf::open_alone)
+    }
+
+    /// Reads the index of one file.
+    fn open_alone(path: &Path) -> Result<Gguf, GgufError> {
         let open_error = |error| GgufError::Open {
             path: path.to_owned(),
             error,
         };
         let file = open_without_waiting(path).map_err(open_error)?;
         let file_bytes = regular_file_bytes(path, &file, open_error)?;
-        Gguf::read(BufReader::with_capacity(1 << 20, file), file_bytes)
+        let mut gguf = Gguf::read_any(BufReader::with_capacity(1 << 20, file), file_bytes)?;
+        for file in &mut gguf.files {
+            path.clone_into(&mut file.path);
+        }
+        Ok(gguf)
     }
 
     /// Reads the index from the bytes of a whole file.
@@ -44,6 +64,13 @@ impl Gguf {
     }
 
     pub(super) fn read(input: impl Read, file_bytes: u64) -> Result<Gguf, GgufError> {
+        let gguf = Gguf::read_any(input, file_bytes)?;
+        gguf.refuse_foreign()?;
+        Ok(gguf)
+    }
+
+    /// With tensors of any type.
+    fn read_any(input: impl Read, file_bytes: u64) -> Result<Gguf, GgufError> {
         let mut cursor = Cursor::new(input, file_bytes);
         let version = read_version(&mut cursor)?;
         let header = || "the header".to_owned();
@@ -54,9 +81,23 @@ impl Gguf {
 
         let metadata = read_metadata(&mut cursor, pair_count)?;
         let alignment = alignment(&metadata)?;
-        let mut tensors = read_tensor_table(&mut cursor, tensor_count, alignment)?;
-        place_tensors(&mut tensors, cursor.position(), alignment, file_bytes)?;
-        Ok(Gguf::new(version, alignment, metadata, tensors, file_bytes))
+        let Table {
+            mut tensors,
+            mut foreign,
+        } = read_tensor_table(&mut cursor, tensor_count, alignment)?;
+        // Both are bounded (128 MiB, 16 MiB), so this cannot overflow.
+        let data_start = cursor.position().next_multiple_of(alignment);
+        place_tensors(&mut tensors, data_start, file_bytes)?;
+        place_foreign(&mut foreign, &tensors, data_start, file_bytes)?;
+        let file = IndexedFile {
+            path: PathBuf::new(),
+            bytes: file_bytes,
+            base: 0,
+        };
+        let files = vec![file];
+        Ok(Gguf::new(
+            version, alignment, metadata, tensors, foreign, files,
+        ))
     }
 }
 
@@ -186,38 +227,77 @@ pub(super) fn alignment(metadata: &Metadata) -> Result<u64, GgufError> {
 }
 
 /// The rows of the table. `file_offset` is still the offset within the data section.
+#[derive(Default)]
+struct Table {
+    tensors: Vec<TensorInfo>,
+    /// `bytes` is not known yet.
+    foreign: Vec<ForeignTensor>,
+}
+
 fn read_tensor_table(
     cursor: &mut Cursor<impl Read>,
     count: u64,
     alignment: u64,
-) -> Result<Vec<TensorInfo>, GgufError> {
+) -> Result<Table, GgufError> {
     // `count` is small here: the bytes after the header could hold it.
-    let mut tensors = Vec::new();
+    let mut table = Table::default();
     let mut names = HashSet::new();
     for index in 0..count {
-        let tensor = read_tensor(cursor, index, count)?;
-        if !tensor.file_offset.is_multiple_of(alignment) {
+        let Entry {
+            name,
+            dimensions,
+            code,
+            offset,
+        } = read_entry(cursor, index, count)?;
+        if !offset.is_multiple_of(alignment) {
             return Err(GgufError::tensor(
-                &tensor.name,
+                &name,
                 format_args!(
-                    "starts at offset {}, which is not a multiple of the alignment {alignment}",
-                    tensor.file_offset
+                    "starts at offset {offset}, which is not a multiple of the alignment {alignment}"
                 ),
             ));
         }
-        if !names.insert(tensor.name.clone()) {
-            return Err(GgufError::tensor(&tensor.name, "stands twice in the file"));
+        if !names.insert(name.clone()) {
+            return Err(GgufError::tensor(&name, "stands twice in the file"));
         }
-        tensors.push(tensor);
+        // A type of blocks of one byte asks the same of a shape as any, but for whole blocks.
+        let known = TensorType::from_code(code);
+        let bytes = match known {
+            Some(kind) => tensor_bytes(kind, &dimensions),
+            None => product(1, &dimensions),
+        };
+        let bytes = bytes.map_err(|problem| GgufError::tensor(&name, problem))?;
+        match known {
+            Some(kind) => table.tensors.push(TensorInfo {
+                name,
+                kind,
+                dimensions,
+                file_offset: offset,
+                bytes,
+            }),
+            None => table.foreign.push(ForeignTensor {
+                name,
+                kind: unsupported_type_name(code),
+                dimensions,
+                file_offset: offset,
+                bytes: 0,
+            }),
+        }
     }
-    Ok(tensors)
+    Ok(table)
 }
 
-fn read_tensor(
-    cursor: &mut Cursor<impl Read>,
-    index: u64,
-    count: u64,
-) -> Result<TensorInfo, GgufError> {
+/// A row of the table as it stands in the file.
+struct Entry {
+    name: String,
+    dimensions: Vec<u64>,
+    /// Of the type.
+    code: u32,
+    /// Within the data section.
+    offset: u64,
+}
+
+fn read_entry(cursor: &mut Cursor<impl Read>, index: u64, count: u64) -> Result<Entry, GgufError> {
     let place = || format!("tensor {index} of {count}");
     let name = cursor.string_bytes(TENSOR_NAME_BYTES_MAX, &place)?;
     let name = utf8(name, &place)?;
@@ -235,29 +315,22 @@ fn read_tensor(
     }
     let code = cursor.u32(&place)?;
     let offset = cursor.u64(&place)?;
-    let kind = TensorType::from_code(code).ok_or_else(|| GgufError::UnsupportedTensorType {
-        name: name.clone(),
-        kind: unsupported_type_name(code),
-    })?;
-    let bytes =
-        tensor_bytes(kind, &dimensions).map_err(|problem| GgufError::tensor(&name, problem))?;
-    Ok(TensorInfo {
+    Ok(Entry {
         name,
-        kind,
         dimensions,
-        file_offset: offset,
-        bytes,
+        code,
+        offset,
     })
 }
 
 /// Bytes of a tensor of this shape, or what is wrong with the shape.
 pub(super) fn tensor_bytes(kind: TensorType, dimensions: &[u64]) -> Result<u64, String> {
-    if dimensions.contains(&0) {
-        return Err(format!("has a dimension of zero: {dimensions:?}"));
-    }
     let Some((&columns, rest)) = dimensions.split_first() else {
         return Err("has no dimensions".to_owned());
     };
+    if dimensions.contains(&0) {
+        return Err(format!("has a dimension of zero: {dimensions:?}"));
+    }
     if !columns.is_multiple_of(kind.block_elements() as u64) {
         return Err(format!(
             "has rows of {columns} elements, which is not a multiple of the {} of a {} block",
@@ -266,25 +339,33 @@ pub(super) fn tensor_bytes(kind: TensorType, dimensions: &[u64]) -> Result<u64, 
         ));
     }
     kind.row_bytes(columns)
-        .and_then(|bytes| {
-            rest.iter()
-                .try_fold(bytes, |bytes, &dimension| bytes.checked_mul(dimension))
-        })
-        // Signed sizes are what every other reader of the format holds.
+        .and_then(|bytes| product(bytes, rest).ok())
+        .ok_or_else(|| too_large(dimensions))
+}
+
+/// `bytes` times all dimensions, none of which is zero. Signed sizes are what every other reader of the format holds.
+fn product(bytes: u64, dimensions: &[u64]) -> Result<u64, String> {
+    if dimensions.contains(&0) {
+        return Err(format!("has a dimension of zero: {dimensions:?}"));
+    }
+    dimensions
+        .iter()
+        .try_fold(bytes, |bytes, &dimension| bytes.checked_mul(dimension))
         .filter(|&bytes| i64::try_from(bytes).is_ok())
-        .ok_or_else(|| format!("is larger than any file: {dimensions:?}"))
+        .ok_or_else(|| too_large(dimensions))
+}
+
+fn too_large(dimensions: &[u64]) -> String {
+    format!("is larger than any file: {dimensions:?}")
 }
 
 /// Turns offsets within the data section into offsets within the file. Data must lie inside the file and must not
 /// overlap; no padding after the last tensor is demanded, and bytes after it are tolerated.
 fn place_tensors(
     tensors: &mut [TensorInfo],
-    header_bytes: u64,
-    alignment: u64,
+    data_start: u64,
     file_bytes: u64,
 ) -> Result<(), GgufError> {
-    // Both are bounded (128 MiB, 16 MiB), so this cannot overflow.
-    let data_start = header_bytes.next_multiple_of(alignment);
     for tensor in tensors.iter_mut() {
         let end = data_start
             .checked_add(tensor.file_offset)
@@ -314,6 +395,42 @@ fn place_tensors(
                 format_args!("its data overlap those of {}", quote(&first.name)),
             ));
         }
+    }
+    Ok(())
+}
+
+/// The same for tensors whose size is not known: each has what there is up to the next one.
+fn place_foreign(
+    foreign: &mut [ForeignTensor],
+    tensors: &[TensorInfo],
+    data_start: u64,
+    file_bytes: u64,
+) -> Result<(), GgufError> {
+    for tensor in foreign.iter_mut() {
+        let start = data_start.checked_add(tensor.file_offset);
+        match start.filter(|&start| start < file_bytes) {
+            Some(start) => tensor.file_offset = start,
+            None => {
+                return Err(GgufError::tensor(
+                    &tensor.name,
+                    format_args!(
+                        "its data at offset {} of the data section (which starts at byte {data_start}) begin past the end                          of the file ({file_bytes} bytes); the download may be incomplete",
+                        tensor.file_offset
+                    ),
+                ));
+            }
+        }
+    }
+    let own = foreign.iter().map(|tensor| tensor.file_offset);
+    let mut starts: Vec<u64> = own
+        .chain(tensors.iter().map(|tensor| tensor.file_offset))
+        .chain([file_bytes])
+        .collect();
+    starts.sort_unstable();
+    for tensor in foreign {
+        let next = starts.partition_point(|&start| start <= tensor.file_offset);
+        let end = starts.get(next).copied().unwrap_or(file_bytes);
+        tensor.bytes = end.saturating_sub(tensor.file_offset);
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! `strata inspect`: what a GGUF file holds, for a person and as JSON. Reads the index only, never the weights, and shows
-//! what it can of a file whose model strata cannot load.
+//! `strata inspect`: what a model's files hold, for a person and as JSON. Reads the index only, never the weights, and shows
+//! what it can of a model that strata cannot load.
 
 mod text;
 
@@ -7,9 +7,25 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::gguf::{Gguf, Hyperparameters, Metadata, RopeScaling, TensorInfo, Value};
+use crate::gguf::{Gguf, Hyperparameters, Metadata, RopeScaling, Value};
 
 pub use text::report;
+
+/// Whether strata can serve a model: found out by those who would load it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// On a CPU; on a GPU too, or why not, as the rest of a sentence about the model.
+    Yes { gpu: Result<(), String> },
+    /// The error that loading would end with.
+    No(String),
+}
+
+/// What is too long to be shown unasked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lists {
+    pub tensors: bool,
+    pub metadata: bool,
+}
 
 /// Keys of the ids of special tokens, without their prefix, and the name each is shown under.
 const SPECIAL_IDS: [(&str, &str); 9] = [
@@ -24,8 +40,8 @@ const SPECIAL_IDS: [(&str, &str); 9] = [
     ("mask_token_id", "mask"),
 ];
 
-/// The same facts as JSON, with nothing shortened but arrays and no rounding.
-pub fn report_json(gguf: &Gguf) -> Json {
+/// The same facts as JSON, lists included, with nothing shortened but arrays and no rounding.
+pub fn report_json(gguf: &Gguf, served: &Served) -> Json {
     let totals = Totals::of(gguf);
     let tokenizer = Tokenizer::of(&gguf.metadata);
     let (shape, problem) = match Hyperparameters::from_gguf(gguf) {
@@ -36,8 +52,14 @@ pub fn report_json(gguf: &Gguf) -> Json {
         .kinds
         .iter()
         .map(|(name, kind)| {
-            let value = json!({ "tensors": kind.tensors, "bytes": kind.bytes });
-            ((*name).to_owned(), value)
+            let value = json!({
+                "tensors": kind.tensors,
+                "parameters": kind.parameters,
+                "bytes": kind.bytes,
+                "bits_per_weight": kind.bits_per_weight(),
+                "supported": kind.is_supported,
+            });
+            (name.clone(), value)
         })
         .collect();
     let metadata: Map<String, Json> = gguf
@@ -55,12 +77,42 @@ pub fn report_json(gguf: &Gguf) -> Json {
         .iter()
         .map(|&(name, value)| (name.to_owned(), value.into()))
         .collect();
+    let text = |key: &str| gguf.metadata.string(key).ok().flatten();
+    let files = gguf.files.iter().map(|file| {
+        json!({
+            "path": file.path.to_string_lossy(),
+            "bytes": file.bytes,
+            "base": file.base,
+        })
+    });
+    let tensors = gguf.tensors.iter().map(|tensor| {
+        json!({
+            "name": tensor.name,
+            "type": tensor.kind.name(),
+            "dimensions": tensor.dimensions,
+            "file_offset": tensor.file_offset,
+            "bytes": tensor.bytes,
+        })
+    });
+    let foreign = gguf.foreign.iter().map(|tensor| {
+        json!({
+            "name": tensor.name,
+            "type": tensor.kind,
+            "dimensions": tensor.dimensions,
+            "file_offset": tensor.file_offset,
+            "bytes": tensor.bytes,
+        })
+    });
+    let tensors: Vec<Json> = tensors.chain(foreign).collect();
     json!({
+        "served": served_json(served),
         "version": gguf.version,
         "alignment": gguf.alignment,
         "file_bytes": gguf.file_bytes,
-        "name": gguf.metadata.string("general.name").ok().flatten(),
+        "files": files.collect::<Vec<Json>>(),
+        "name": text("general.name"),
         "architecture": gguf.architecture().ok(),
+        "licence": text("general.license"),
         "parameters": totals.parameters,
         "weight_bytes": totals.bytes,
         "bits_per_weight": totals.bits_per_weight(),
@@ -79,14 +131,17 @@ pub fn report_json(gguf: &Gguf) -> Json {
         "layer_bytes": totals.layers,
         "outside_layers_bytes": totals.outside_layers,
         "metadata": metadata,
-        "tensors": gguf.tensors.iter().map(|tensor| json!({
-            "name": tensor.name,
-            "type": tensor.kind.name(),
-            "dimensions": tensor.dimensions,
-            "file_offset": tensor.file_offset,
-            "bytes": tensor.bytes,
-        })).collect::<Vec<_>>(),
+        "tensors": tensors,
     })
+}
+
+fn served_json(served: &Served) -> Json {
+    let (on_cpu, on_gpu, problem) = match served {
+        Served::Yes { gpu: Ok(()) } => (true, true, None),
+        Served::Yes { gpu: Err(why) } => (true, false, Some(why)),
+        Served::No(why) => (false, false, Some(why)),
+    };
+    json!({ "cpu": on_cpu, "gpu": on_gpu, "problem": problem })
 }
 
 fn shape_json(parameters: &Hyperparameters) -> Json {
@@ -109,6 +164,7 @@ fn shape_json(parameters: &Hyperparameters) -> Json {
         "rope_scaling": scaling,
         "vocabulary_size": parameters.vocabulary_size,
         "tied_head": parameters.tied_head,
+        "kv_elements_per_token": parameters.kv_elements(),
     })
 }
 
@@ -136,16 +192,28 @@ fn value_json(value: &Value) -> Json {
 struct Totals {
     parameters: u64,
     bytes: u64,
-    kinds: BTreeMap<&'static str, Kind>,
+    kinds: BTreeMap<String, Kind>,
     /// Bytes of each layer, by number.
     layers: Vec<u64>,
     outside_layers: u64,
 }
 
-#[derive(Default)]
+/// The tensors of one type.
 struct Kind {
     tensors: usize,
+    parameters: u64,
     bytes: u64,
+    is_supported: bool,
+}
+
+impl Kind {
+    fn bits_per_weight(&self) -> f64 {
+        bits_per_weight(self.bytes, self.parameters)
+    }
+}
+
+fn bits_per_weight(bytes: u64, parameters: u64) -> f64 {
+    bytes as f64 * 8.0 / parameters.max(1) as f64
 }
 
 impl Totals {
@@ -158,33 +226,55 @@ impl Totals {
             outside_layers: 0,
         };
         for tensor in &gguf.tensors {
-            totals.parameters += tensor.rows() * tensor.columns();
-            totals.bytes += tensor.bytes;
-            let kind = totals.kinds.entry(tensor.kind.name()).or_default();
-            kind.tensors += 1;
-            kind.bytes += tensor.bytes;
-            match layer_of(tensor) {
-                Some(layer) => {
-                    totals.layers.resize(totals.layers.len().max(layer + 1), 0);
-                    if let Some(bytes) = totals.layers.get_mut(layer) {
-                        *bytes += tensor.bytes;
-                    }
-                }
-                None => totals.outside_layers += tensor.bytes,
-            }
+            let kind = tensor.kind.name();
+            totals.add(&tensor.name, kind, &tensor.dimensions, tensor.bytes, true);
+        }
+        for tensor in &gguf.foreign {
+            totals.add(
+                &tensor.name,
+                &tensor.kind,
+                &tensor.dimensions,
+                tensor.bytes,
+                false,
+            );
         }
         totals
     }
 
+    fn add(&mut self, name: &str, kind: &str, dimensions: &[u64], bytes: u64, is_supported: bool) {
+        // A product of this size was checked when the file was read; sums of such may be anything in a hostile file.
+        let parameters: u64 = dimensions.iter().product();
+        self.parameters = self.parameters.saturating_add(parameters);
+        self.bytes = self.bytes.saturating_add(bytes);
+        let of_kind = self.kinds.entry(kind.to_owned()).or_insert(Kind {
+            tensors: 0,
+            parameters: 0,
+            bytes: 0,
+            is_supported,
+        });
+        of_kind.tensors += 1;
+        of_kind.parameters = of_kind.parameters.saturating_add(parameters);
+        of_kind.bytes = of_kind.bytes.saturating_add(bytes);
+        match layer_of(name) {
+            Some(layer) => {
+                self.layers.resize(self.layers.len().max(layer + 1), 0);
+                if let Some(of_layer) = self.layers.get_mut(layer) {
+                    *of_layer = of_layer.saturating_add(bytes);
+                }
+            }
+            None => self.outside_layers = self.outside_layers.saturating_add(bytes),
+        }
+    }
+
     fn bits_per_weight(&self) -> f64 {
-        self.bytes as f64 * 8.0 / self.parameters.max(1) as f64
+        bits_per_weight(self.bytes, self.parameters)
     }
 }
 
 /// The number in `blk.N.`; a number that no model has is no layer.
-fn layer_of(tensor: &TensorInfo) -> Option<usize> {
+fn layer_of(tensor: &str) -> Option<usize> {
     const LAYERS_MAX: usize = 4096;
-    let (number, _) = tensor.name.strip_prefix("blk.")?.split_once('.')?;
+    let (number, _) = tensor.strip_prefix("blk.")?.split_once('.')?;
     number.parse().ok().filter(|&layer| layer < LAYERS_MAX)
 }
 
@@ -239,6 +329,8 @@ mod tests {
     use crate::gguf::{Header, TensorShape, TensorType};
     use std::path::Path;
 
+    const SERVED: Served = Served::Yes { gpu: Ok(()) };
+
     fn card() -> ShapeCard {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("models");
         ShapeCard::open(&folder.join("llama-3.1-8b.toml")).unwrap()
@@ -267,20 +359,27 @@ mod tests {
             .unwrap()
             .index()
             .clone();
-        let text = report(&gguf);
+        let all = Lists {
+            tensors: true,
+            metadata: true,
+        };
+        let gpu = Err("its heads are odd".to_owned());
+        let text = report(&gguf, &Served::Yes { gpu }, all);
         check_holds(
             &text,
             &[
+                "served            yes, on a CPU; not on a GPU: its heads are odd",
                 "GGUF version 3, 4.58 GiB",
                 "Llama 3.1 8B\n",
                 "8,030,261,312 parameters in 292 tensors, 4.58 GiB, 4.89 bits per weight",
-                "32 layers, width 4096, feed-forward 14336, vocabulary 128256, output head of its own",
+                "32 layers, width 4096, feed-forward 14336, vocabulary 128256 (2 tokens and padding), output head of its own",
+                "KV cache          128.00 KiB per token in f16; 16.00 GiB for the context that the model was trained for",
                 "32 heads, 8 KV heads, 128 elements per key",
                 "base 500000, 128 elements of a head, not scaled, frequencies divided by `rope_freqs.weight`; trained for 131072 tokens",
                 "gpt2, pre-tokenizer not given, 2 tokens, 0 merges",
                 "bos 9 (out of range), eos 1 `<|end|>`",
                 "add_bos_token     true",
-                "Q4_K                193 tensors      3.40 GiB",
+                "Q4_K                193 tensors      3.40 GiB   4.50 bits per weight",
                 "layers 0-3        ",
                 "tokenizer.ggml.tokens = 2 [\"a\", \"<|end|>\"]",
                 "  | first\n  | \\u{1b}[2Jsecond\n",
@@ -290,8 +389,23 @@ mod tests {
     }
 
     #[test]
+    fn long_lists_are_shown_when_they_are_asked_for() {
+        let gguf = card().index();
+        let show = |tensors, metadata| report(&gguf, &SERVED, Lists { tensors, metadata });
+        for (tensors, metadata) in [(false, false), (true, false), (false, true), (true, true)] {
+            let text = show(tensors, metadata);
+            assert_eq!(text.contains("blk.31.ffn_down.weight"), tensors);
+            assert_eq!(text.contains("llama.block_count = 32"), metadata);
+            assert_eq!(text.contains("--tensors lists"), !tensors, "{text}");
+            assert_eq!(text.contains("--metadata lists"), !metadata, "{text}");
+        }
+    }
+
+    #[test]
     fn the_json_report_holds_the_same_facts_unrounded() {
-        let report = report_json(&card().index());
+        let report = report_json(&card().index(), &SERVED);
+        assert_eq!(report["served"]["gpu"], true);
+        assert_eq!(report["shape"]["kv_elements_per_token"], 32 * 8 * 256);
         assert_eq!(report["parameters"], 8_030_261_312u64);
         assert_eq!(report["shape"]["head_count_kv"][31], 8);
         assert_eq!(report["types"]["Q6_K"]["tensors"], 33);
@@ -315,19 +429,23 @@ mod tests {
         metadata.insert("tokenizer.ggml.tokens", 3u32);
         let shape = TensorShape::new("blk.99999.x", TensorType::F32, [8]);
         let gguf = Header::new(2, &metadata, &[shape]).unwrap().index().clone();
+        let no = Served::No("it is odd\nindeed".to_owned());
         check_holds(
-            &report(&gguf),
+            &report(&gguf, &no, Lists::default()),
             &[
+                "served            no: it is odd\\nindeed\n",
                 "GGUF version 2, ",
                 "odd\\nname",
-                "strata cannot load this model: missing key `general.architecture`",
+                "shape             not known: missing key `general.architecture`",
                 "none in this file",
                 "outside layers    32 bytes",
             ],
         );
-        let problem = &report_json(&gguf)["problem"];
-        assert_eq!(problem, "missing key `general.architecture`");
-        assert!(report(&Gguf::parse(&empty()).unwrap()).contains("0 parameters in 0 tensors"));
+        let json = report_json(&gguf, &no);
+        assert_eq!(json["problem"], "missing key `general.architecture`");
+        assert_eq!(json["served"]["cpu"], false);
+        let empty = Gguf::parse(&empty()).unwrap();
+        assert!(report(&empty, &no, Lists::default()).contains("0 parameters in 0 tensors"));
     }
 
     /// A file with nothing in it.

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Tokenizer, Totals};
+use super::{Lists, Served, Tokenizer, Totals};
 use crate::gguf::{Array, Gguf, Hyperparameters, Metadata, RopeScaling, Value};
 
 const TEMPLATE_LINES: usize = 8;
@@ -11,10 +11,20 @@ const LINE_CHARACTERS: usize = 110;
 const ARRAY_ELEMENTS: usize = 4;
 
 /// The report as a person reads it.
-pub fn report(gguf: &Gguf) -> String {
+pub fn report(gguf: &Gguf, served: &Served, lists: Lists) -> String {
     let mut lines = Lines::default();
     let totals = Totals::of(gguf);
     let text = |key: &str| gguf.metadata.string(key).ok().flatten().map(one_line);
+    lines.row(
+        "served",
+        match served {
+            Served::Yes { gpu: Ok(()) } => "yes, on a CPU or a GPU".to_owned(),
+            Served::Yes { gpu: Err(why) } => {
+                format!("yes, on a CPU; not on a GPU: {}", escaped(why.chars()))
+            }
+            Served::No(why) => format!("no: {}", escaped(why.chars())),
+        },
+    );
     lines.row(
         "format",
         format!(
@@ -25,6 +35,14 @@ pub fn report(gguf: &Gguf) -> String {
             gguf.alignment
         ),
     );
+    if gguf.files.len() > 1 {
+        lines.row("files", gguf.files.len().to_string());
+        for file in &gguf.files {
+            let name = file.path.file_name().unwrap_or_default();
+            let name = one_line(&name.to_string_lossy());
+            lines.line(&format!("  {name}  {}", size(file.bytes)));
+        }
+    }
     for (title, key) in [
         ("name", "general.name"),
         ("architecture", "general.architecture"),
@@ -39,22 +57,31 @@ pub fn report(gguf: &Gguf) -> String {
         format!(
             "{} parameters in {} tensors, {}, {:.2} bits per weight",
             grouped(totals.parameters),
-            gguf.tensors.len(),
+            gguf.tensors.len() + gguf.foreign.len(),
             size(totals.bytes),
             totals.bits_per_weight()
         ),
     );
     match Hyperparameters::from_gguf(gguf) {
         Ok(parameters) => shape_rows(&mut lines, gguf, &parameters),
-        Err(error) => lines.row("shape", format!("strata cannot load this model: {error}")),
+        Err(error) => lines.row("shape", format!("not known: {error}")),
     }
     tokenizer_rows(&mut lines, &gguf.metadata);
 
     lines.title("types");
     for (name, kind) in &totals.kinds {
+        let supported = match kind.is_supported {
+            true => "",
+            false => "  (not supported)",
+        };
         lines.row(
             name,
-            format!("{:>5} tensors  {:>12}", kind.tensors, size(kind.bytes)),
+            format!(
+                "{:>5} tensors  {:>12}  {:>5.2} bits per weight{supported}",
+                kind.tensors,
+                size(kind.bytes),
+                kind.bits_per_weight()
+            ),
         );
     }
     lines.title("bytes per layer");
@@ -67,30 +94,84 @@ pub fn report(gguf: &Gguf) -> String {
         lines.row(&name, format!("{}{each}", size(run.bytes)));
     }
     lines.row("outside layers", size(totals.outside_layers));
+    if lists.metadata {
+        key_lines(&mut lines, gguf);
+    }
+    if lists.tensors {
+        tensor_lines(&mut lines, gguf);
+    }
+    if !lists.metadata {
+        let keys = gguf.metadata.len();
+        lines.title(&format!("{keys} keys: --metadata lists them"));
+    }
+    if !lists.tensors {
+        let tensors = gguf.tensors.len() + gguf.foreign.len();
+        lines.title(&format!("{tensors} tensors: --tensors lists them"));
+    }
+    lines.text
+}
+
+fn key_lines(lines: &mut Lines, gguf: &Gguf) {
     lines.title("keys");
     for (key, value) in gguf.metadata.iter() {
         // Titles are as wide as most keys would be; these have a line of their own anyway.
         lines.line(&format!("  {} = {}", one_line(key), brief(value)));
     }
+}
+
+fn tensor_lines(lines: &mut Lines, gguf: &Gguf) {
+    let known = gguf.tensors.iter().map(|tensor| {
+        let kind = tensor.kind.name();
+        (
+            &tensor.name,
+            kind,
+            &tensor.dimensions,
+            tensor.bytes,
+            tensor.file_offset,
+        )
+    });
+    let foreign = gguf.foreign.iter().map(|tensor| {
+        let kind = tensor.kind.as_str();
+        (
+            &tensor.name,
+            kind,
+            &tensor.dimensions,
+            tensor.bytes,
+            tensor.file_offset,
+        )
+    });
     lines.title("tensors");
-    for tensor in &gguf.tensors {
+    for (name, kind, dimensions, bytes, file_offset) in known.chain(foreign) {
+        let files = gguf.files.iter().enumerate();
+        let holder = files.rev().find(|(_, file)| file.base <= file_offset);
+        let place = match holder {
+            Some((index, file)) if gguf.files.len() > 1 => {
+                format!("at byte {} of file {}", file_offset - file.base, index + 1)
+            }
+            _ => format!("at byte {file_offset}"),
+        };
         lines.line(&format!(
-            "  {:<28} {:<5} {:<18} {:>12}  at byte {}",
-            one_line(&tensor.name),
-            tensor.kind.name(),
-            format!("{:?}", tensor.dimensions),
-            size(tensor.bytes),
-            tensor.file_offset
+            "  {:<28} {kind:<5} {:<18} {:>12}  {place}",
+            one_line(name),
+            format!("{dimensions:?}"),
+            size(bytes),
         ));
     }
-    lines.text
 }
 
 fn shape_rows(lines: &mut Lines, gguf: &Gguf, parameters: &Hyperparameters) {
+    let tokens = Tokenizer::of(&gguf.metadata).tokens;
+    let padding = match tokens {
+        0 => String::new(),
+        tokens if tokens < parameters.vocabulary_size as usize => {
+            format!(" ({tokens} tokens and padding)")
+        }
+        _ => String::new(),
+    };
     lines.row(
         "shape",
         format!(
-            "{} layers, width {}, feed-forward {}, vocabulary {}, output head {}",
+            "{} layers, width {}, feed-forward {}, vocabulary {}{padding}, output head {}",
             parameters.layers,
             parameters.embedding_length,
             range(&parameters.feed_forward_length),
@@ -113,6 +194,20 @@ fn shape_rows(lines: &mut Lines, gguf: &Gguf, parameters: &Hyperparameters) {
             parameters.rms_epsilon
         ),
     );
+    // Two bytes for each element.
+    let token_bytes = parameters.kv_elements().saturating_mul(2);
+    lines.row(
+        "KV cache",
+        format!(
+            "{} per token in f16; {} for the context that the model was trained for",
+            size(token_bytes),
+            size(token_bytes.saturating_mul(parameters.context_length.into()))
+        ),
+    );
+    let window = format!("{}.attention.sliding_window", parameters.architecture);
+    if let Ok(Some(tokens)) = gguf.metadata.u64(&window) {
+        lines.row("window", format!("{tokens} tokens"));
+    }
     let scaling = match parameters.rope_scaling {
         RopeScaling::None => "not scaled".to_owned(),
         RopeScaling::Linear { factor } => format!("positions divided by {factor}"),
@@ -224,16 +319,21 @@ impl Lines {
 
 /// Text from the file, escaped so that it cannot steer a terminal, and cut where it is long.
 fn one_line(text: &str) -> String {
+    let mut line = escaped(text.chars().take(LINE_CHARACTERS));
+    if text.chars().nth(LINE_CHARACTERS).is_some() {
+        line.push('…');
+    }
+    line
+}
+
+/// Without a character that would end the line or steer a terminal.
+fn escaped(characters: impl Iterator<Item = char>) -> String {
     let mut line = String::new();
-    let mut characters = text.chars();
-    for character in characters.by_ref().take(LINE_CHARACTERS) {
+    for character in characters {
         match character {
             '\'' | '"' | '\\' => line.push(character),
             _ => line.extend(character.escape_debug()),
         }
-    }
-    if characters.next().is_some() {
-        line.push('…');
     }
     line
 }

@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::arena::{Arena, SPAN_ALIGNMENT, Span};
+use super::files::PlacedFile;
 
 /// The largest logical block that is read directly. A file system that wants more is read through the page cache:
 /// arenas align spans to 4096 bytes.
@@ -28,10 +29,10 @@ pub const MAX_BLOCK_BYTES: u32 = SPAN_ALIGNMENT as u32;
 /// Ends the reader's `wait` early, from any thread, also one that starts later.
 pub type Waker = Arc<dyn Fn() + Send + Sync>;
 
-/// Reads blocks of one file into buffers.
+/// Reads blocks of files into buffers.
 pub trait BlockReader: Send {
-    /// The file as it was when opened.
-    fn file(&self) -> &FileIdentity;
+    /// The files as they were when opened, in the order of their places; at least one.
+    fn files(&self) -> &[PlacedFile];
 
     fn limits(&self) -> Limits;
 
@@ -44,9 +45,9 @@ pub trait BlockReader: Send {
     /// Blocks until a read has ended, the waker was called or the time has passed, and appends what ended, in any order.
     fn wait(&mut self, timeout: Option<Duration>, ended: &mut Vec<BlockReadDone>);
 
-    /// Opens the file again, which must be `expected`, and reads from there on; after an error it reads from where it
-    /// did. Nothing is in flight.
-    fn reopen(&mut self, expected: &FileIdentity) -> io::Result<()>;
+    /// Opens one of the files again, which must be `expected`, and reads from there on; after an error it reads from
+    /// where it did. Nothing is in flight.
+    fn reopen(&mut self, file: usize, expected: &FileIdentity) -> io::Result<()>;
 }
 
 /// What the caller of a `BlockReader` keeps to.
@@ -65,6 +66,9 @@ pub struct Limits {
 
 pub struct BlockRead {
     pub slot: u32,
+    /// Which of the reader's files.
+    pub file: usize,
+    /// Within this file.
     pub file_offset: u64,
     pub buffer: Buffer,
 }

@@ -13,8 +13,9 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::block_reader::{BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker};
+use super::files::{FilePlace, PlacedFile};
 
-/// What goes wrong. The default is nothing.
+/// What goes wrong. The default is nothing. Offsets count through all files, as above the reader.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Probability that a read returns fewer bytes than were asked for, at least one.
@@ -41,7 +42,7 @@ pub struct Faults {
     pub read_time: Duration,
     /// Probability that a read takes 100 ms of real time more.
     pub stalls: f64,
-    /// The file has lost what lay past this size since it was opened.
+    /// The files have lost what lay past this offset since they were opened.
     pub shrunk_to: Option<u64>,
     /// Nothing completes while this is set.
     pub held: bool,
@@ -51,9 +52,10 @@ pub struct Faults {
 const STALL: Duration = Duration::from_millis(100);
 
 pub struct FaultyReader {
-    identity: FileIdentity,
+    files: Vec<PlacedFile>,
     limits: Limits,
-    content: Vec<u8>,
+    /// Of each file.
+    contents: Vec<Vec<u8>>,
     random: ChaCha8Rng,
     in_flight: Vec<BlockRead>,
     control: FaultControl,
@@ -132,34 +134,42 @@ impl FaultyReader {
             inode: 0,
             modified: (0, 0),
         };
-        FaultyReader::with_identity(identity, content, seed, faults)
+        let file = PlacedFile { identity, base: 0 };
+        FaultyReader::of(vec![file], vec![content], seed, faults)
     }
 
-    /// A reader of what is in the file now.
-    pub fn open(path: &Path, seed: u64, faults: Faults) -> io::Result<FaultyReader> {
-        let mut identity = FileIdentity::at(path)?;
-        let content = std::fs::read(path)?;
-        identity.bytes = content.len() as u64;
-        Ok(FaultyReader::with_identity(identity, content, seed, faults))
+    /// A reader of what is in the files now.
+    pub fn open(places: &[FilePlace], seed: u64, faults: Faults) -> io::Result<FaultyReader> {
+        let mut files = Vec::new();
+        let mut contents = Vec::new();
+        for place in places {
+            let mut identity = FileIdentity::at(&place.path)?;
+            let content = std::fs::read(&place.path)?;
+            identity.bytes = content.len() as u64;
+            let base = place.base;
+            files.push(PlacedFile { identity, base });
+            contents.push(content);
+        }
+        Ok(FaultyReader::of(files, contents, seed, faults))
     }
 
-    fn with_identity(
-        identity: FileIdentity,
-        content: Vec<u8>,
+    fn of(
+        files: Vec<PlacedFile>,
+        contents: Vec<Vec<u8>>,
         seed: u64,
         faults: Faults,
     ) -> FaultyReader {
         let control = FaultControl::default();
         control.set(faults);
         FaultyReader {
-            identity,
+            files,
             limits: Limits {
                 block_bytes: 512,
                 in_flight_max: 8,
                 request_bytes_max: 16 << 10,
                 border_bytes: 64 << 10,
             },
-            content,
+            contents,
             random: ChaCha8Rng::seed_from_u64(seed),
             in_flight: Vec::new(),
             control,
@@ -175,18 +185,24 @@ impl FaultyReader {
         self.control.clone()
     }
 
+    /// Where a read begins among all files.
+    fn offset_of(&self, read: &BlockRead) -> u64 {
+        self.files[read.file].base + read.file_offset
+    }
+
     /// Ends one read under `faults`; `broken_once` and `flipped_once` lose the offsets that it met.
     fn finish(&mut self, mut read: BlockRead, faults: &mut Faults) -> BlockReadDone {
         let result = self.outcome(&read, faults);
         if let Ok(bytes @ 1..) = result {
             let start = read.file_offset as usize;
-            let mut copy = self.content[start..start + bytes].to_vec();
+            let mut copy = self.contents[read.file][start..start + bytes].to_vec();
             if self.random.random_bool(faults.flipped_bits) {
                 let byte = self.random.random_range(0..bytes);
                 copy[byte] ^= 1 << self.random.random_range(0..8);
             }
+            let begin = self.offset_of(&read);
             let place = |offset: u64| {
-                let place = offset.checked_sub(read.file_offset)? as usize;
+                let place = offset.checked_sub(begin)? as usize;
                 (place < bytes).then_some(place)
             };
             for place in faults.flipped.iter().filter_map(|&offset| place(offset)) {
@@ -210,12 +226,13 @@ impl FaultyReader {
 
     /// The bytes that a read returns; they lie inside the content.
     fn outcome(&mut self, read: &BlockRead, faults: &mut Faults) -> io::Result<usize> {
-        let size = faults.shrunk_to.unwrap_or(u64::MAX);
-        let size = size.min(self.content.len() as u64);
+        let file_end = self.files[read.file].base + self.contents[read.file].len() as u64;
+        let size = faults.shrunk_to.unwrap_or(u64::MAX).min(file_end);
         let bytes = read.buffer.span().bytes;
-        let end = size.min(read.file_offset + bytes as u64);
-        let bytes = end.saturating_sub(read.file_offset) as usize;
-        let covers = |offset: &u64| (read.file_offset..end).contains(offset);
+        let begin = self.offset_of(read);
+        let end = size.min(begin + bytes as u64);
+        let bytes = end.saturating_sub(begin) as usize;
+        let covers = |offset: &u64| (begin..end).contains(offset);
         let mended = faults.broken_once.len();
         faults.broken_once.retain(|offset| !covers(offset));
         if faults.broken_once.len() < mended
@@ -239,8 +256,8 @@ impl FaultyReader {
 }
 
 impl BlockReader for FaultyReader {
-    fn file(&self) -> &FileIdentity {
-        &self.identity
+    fn files(&self) -> &[PlacedFile] {
+        &self.files
     }
 
     fn limits(&self) -> Limits {
@@ -341,7 +358,7 @@ impl BlockReader for FaultyReader {
         control.0.changed.notify_all();
     }
 
-    fn reopen(&mut self, _expected: &FileIdentity) -> io::Result<()> {
+    fn reopen(&mut self, _file: usize, _expected: &FileIdentity) -> io::Result<()> {
         Err(io::Error::from(io::ErrorKind::Unsupported))
     }
 }

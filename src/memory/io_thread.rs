@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::arena::{Arena, Span};
 use super::block_reader::{BlockRead, BlockReadDone, BlockReader, Buffer, Limits};
+use super::files::{PlacedFile, file_at};
 use super::{AbortOnPanic, FileIdentity, ReadRetries, TransferTotals};
 
 /// How often in a row a request is tried again without progress: after a signal, a shortage, or a read that ended
@@ -54,10 +55,11 @@ const LASTING: [i32; 14] = [
     libc::ENOENT,
 ];
 
-/// A contiguous read. Offset, length and address are multiples of the reader's block; bytes past the end of the file (as
-/// it was when opened) need not arrive, and what the span held there may stay.
+/// A contiguous read from one file. Offset, length and address are multiples of the reader's block; bytes past the end of
+/// the file (as it was when opened) need not arrive, and what the span held there may stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ReadPiece {
+    /// Among the offsets of all files (`files`).
     pub(super) file_offset: u64,
     pub(super) span: Span,
 }
@@ -151,12 +153,13 @@ pub(super) struct State {
     pub(super) reopening: Reopening,
 }
 
-/// The way of a wish to open the file again.
+/// The way of a wish to open a file again.
 #[derive(Default)]
 pub(super) enum Reopening {
     #[default]
     No,
-    Asked(FileIdentity),
+    /// Which file, and what it must be.
+    Asked(usize, FileIdentity),
     Done(Result<(), ReadError>),
 }
 
@@ -196,7 +199,6 @@ impl Shared {
 pub(super) struct IoThread {
     reader: Box<dyn BlockReader>,
     limits: Limits,
-    file_bytes: u64,
     arena: Arc<Arena>,
     shared: Arc<Shared>,
     on_done: Box<dyn Fn(ReadDone) + Send>,
@@ -228,8 +230,10 @@ struct Ticket {
     error: Option<ReadError>,
 }
 
-/// A piece or the rest of one, cut at the end of the file.
+/// A piece or the rest of one, cut at the end of its file.
 struct Run {
+    file: usize,
+    /// Within this file, as in what comes of it.
     file_offset: u64,
     span: Span,
     /// Bytes that the file has of it: at most `span.bytes`.
@@ -239,6 +243,7 @@ struct Run {
 /// A request in flight.
 struct Request {
     arrival: u64,
+    file: usize,
     file_offset: u64,
     needed: usize,
     /// Tries without progress that say nothing of the drive.
@@ -257,7 +262,6 @@ impl IoThread {
         let limits = reader.limits();
         IoThread {
             limits,
-            file_bytes: reader.file().bytes,
             reader,
             arena,
             shared,
@@ -327,15 +331,20 @@ impl IoThread {
         stop
     }
 
-    /// A piece without what lies past the end of the file, or None where the file has nothing of it.
+    /// A piece without what lies past the end of its file, or None where the file has nothing of it.
     fn run_of(&self, piece: ReadPiece) -> Option<Run> {
-        let in_file = self.file_bytes.saturating_sub(piece.file_offset);
+        let files = self.reader.files();
+        let file = file_at(files, piece.file_offset);
+        let PlacedFile { identity, base } = &files[file];
+        let file_offset = piece.file_offset - base;
+        let in_file = identity.bytes.saturating_sub(file_offset);
         let needed = usize::try_from(in_file)
             .unwrap_or(usize::MAX)
             .min(piece.span.bytes);
         let bytes = needed.next_multiple_of(self.limits.block_bytes as usize);
         (needed > 0).then(|| Run {
-            file_offset: piece.file_offset,
+            file,
+            file_offset,
             span: piece.span.part(0, bytes),
             needed,
         })
@@ -364,15 +373,15 @@ impl IoThread {
         }
     }
 
-    /// Opens the file again where that was asked for. Nothing is in flight.
+    /// Opens a file again where that was asked for. Nothing is in flight.
     fn reopen(&mut self) {
         let state = self.shared.lock();
-        let Reopening::Asked(expected) = &state.reopening else {
+        let Reopening::Asked(file, expected) = &state.reopening else {
             return;
         };
-        let expected = expected.clone();
+        let (file, expected) = (*file, expected.clone());
         drop(state);
-        let result = self.reader.reopen(&expected);
+        let result = self.reader.reopen(file, &expected);
         let result = result.map_err(|source| ReadError::Reopen {
             file: expected.path,
             source,
@@ -420,6 +429,7 @@ impl IoThread {
     fn submit(&mut self, slot: u32, request: Request, buffer: Buffer) {
         let read = BlockRead {
             slot,
+            file: request.file,
             file_offset: request.file_offset,
             buffer,
         };
@@ -463,10 +473,11 @@ impl IoThread {
                     self.shared.lock_totals().retries.short_reads += 1;
                     return self.submit(slot, request, buffer);
                 }
+                let identity = &self.reader.files()[request.file].identity;
                 Some(ReadError::Truncated {
-                    file: self.reader.file().path.clone(),
+                    file: identity.path.clone(),
                     offset,
-                    bytes_at_open: self.file_bytes,
+                    bytes_at_open: identity.bytes,
                 })
             }
             Err(source) => {
@@ -496,7 +507,7 @@ impl IoThread {
                     return;
                 }
                 Some(ReadError::Io {
-                    file: self.reader.file().path.clone(),
+                    file: self.reader.files()[request.file].identity.path.clone(),
                     offset: request.file_offset,
                     source,
                 })
@@ -586,6 +597,7 @@ fn cut_request(run: &mut Run, arrival: u64, limits: &Limits) -> (Request, Span) 
     let bytes = run.span.bytes.min(limits.request_bytes_max).min(to_border);
     let request = Request {
         arrival,
+        file: run.file,
         file_offset: run.file_offset,
         needed: run.needed.min(bytes),
         retries: 0,

@@ -1,4 +1,4 @@
-//! Reads through io_uring, with the arena and the file registered where the kernel permits it.
+//! Reads through io_uring, with the arena and the files registered where the kernel permits it.
 //!
 //! Registration pins the arena's pages once instead of once per read, which on the machines measured is worth a
 //! quarter to a half of the read rate. It counts against the limit on locked memory of every user but root. The arena is
@@ -25,6 +25,7 @@ use super::arena::{Arena, Span, memory_lock_limit};
 use super::block_reader::{
     BlockRead, BlockReadDone, BlockReader, Buffer, FileIdentity, Limits, Waker, open_expected,
 };
+use super::files::PlacedFile;
 
 /// The completion of the eventfd's poll; slots are small numbers.
 const WAKE: u64 = u64::MAX;
@@ -47,8 +48,9 @@ enum Piece {
 
 pub(super) struct IoUringReader {
     ring: IoUring,
-    file: File,
-    identity: FileIdentity,
+    /// The open file of each place.
+    files: Vec<File>,
+    placed: Vec<PlacedFile>,
     limits: Limits,
     /// Whether what was read through the page cache is dropped from it: the file refuses direct reads.
     buffered: bool,
@@ -66,10 +68,10 @@ pub(super) struct IoUringReader {
 }
 
 impl IoUringReader {
-    /// A ring for plain reads of `file`; `register` is the step up.
+    /// A ring for plain reads of `files`, which are those of `placed`; `register` is the step up.
     pub(super) fn new(
-        file: File,
-        identity: FileIdentity,
+        files: Vec<File>,
+        placed: Vec<PlacedFile>,
         limits: Limits,
         buffered: bool,
     ) -> io::Result<IoUringReader> {
@@ -89,8 +91,8 @@ impl IoUringReader {
         Ok(IoUringReader {
             waits_for_a_time: ring.params().is_feature_ext_arg(),
             ring,
-            file,
-            identity,
+            files,
+            placed,
             limits,
             buffered,
             registered: false,
@@ -101,7 +103,7 @@ impl IoUringReader {
         })
     }
 
-    /// Registers the file, and of the arena its first piece of `limits.border_bytes`; the others follow when they are read
+    /// Registers the files, and of the arena its first piece of `limits.border_bytes`; the others follow when they are read
     /// into. All later reads must be into this arena. The error says what was refused; the reader then works as before.
     pub(super) fn register(&mut self, arena: &Arena) -> Result<(), String> {
         let total = arena.bytes_total();
@@ -132,9 +134,10 @@ impl IoUringReader {
                 pieces.fill(Piece::Registered);
             }
         }
-        if let Err(error) = submitter.register_files(&[self.file.as_raw_fd()]) {
+        let descriptors: Vec<i32> = self.files.iter().map(AsRawFd::as_raw_fd).collect();
+        if let Err(error) = submitter.register_files(&descriptors) {
             drop(submitter.unregister_buffers());
-            return Err(format!("registering the file: {error}"));
+            return Err(format!("registering {} files: {error}", descriptors.len()));
         }
         self.registered = true;
         self.pieces = pieces;
@@ -173,10 +176,12 @@ impl IoUringReader {
         // Requests are at most `limits.request_bytes_max` long (asserted in `submit`), far below 4 GiB.
         let bytes = span.bytes as u32;
         let entry = match piece {
-            Some(piece) => opcode::ReadFixed::new(types::Fixed(0), pointer, bytes, piece)
-                .offset(read.file_offset)
-                .build(),
-            None => opcode::Read::new(types::Fd(self.file.as_raw_fd()), pointer, bytes)
+            Some(piece) => {
+                opcode::ReadFixed::new(types::Fixed(read.file as u32), pointer, bytes, piece)
+                    .offset(read.file_offset)
+                    .build()
+            }
+            None => opcode::Read::new(types::Fd(self.files[read.file].as_raw_fd()), pointer, bytes)
                 .offset(read.file_offset)
                 .build(),
         };
@@ -217,7 +222,8 @@ impl IoUringReader {
                 bytes => Ok(bytes as usize),
             };
             if self.buffered {
-                forget_cached(&self.file, read.file_offset, read.buffer.span().bytes);
+                let file = &self.files[read.file];
+                forget_cached(file, read.file_offset, read.buffer.span().bytes);
             }
             ended.push(BlockReadDone {
                 slot: read.slot,
@@ -258,8 +264,8 @@ impl IoUringReader {
 }
 
 impl BlockReader for IoUringReader {
-    fn file(&self) -> &FileIdentity {
-        &self.identity
+    fn files(&self) -> &[PlacedFile] {
+        &self.placed
     }
 
     fn limits(&self) -> Limits {
@@ -310,19 +316,19 @@ impl BlockReader for IoUringReader {
         }
     }
 
-    fn reopen(&mut self, expected: &FileIdentity) -> io::Result<()> {
+    fn reopen(&mut self, index: usize, expected: &FileIdentity) -> io::Result<()> {
         let file = open_expected(expected, !self.buffered)?;
         if self.registered {
             let updated = self
                 .ring
                 .submitter()
-                .register_files_update(0, &[file.as_raw_fd()])?;
+                .register_files_update(index as u32, &[file.as_raw_fd()])?;
             if updated != 1 {
                 return Err(io::Error::other("the ring did not take the file"));
             }
         }
-        self.file = file;
-        self.identity = expected.clone();
+        self.files[index] = file;
+        self.placed[index].identity = expected.clone();
         Ok(())
     }
 }

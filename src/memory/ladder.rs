@@ -1,4 +1,4 @@
-//! The ladder of ways to read, best first: io_uring with registered memory and file, plain io_uring, `pread` past the
+//! The ladder of ways to read, best first: io_uring with registered memory and files, plain io_uring, `pread` past the
 //! page cache, `pread` through it. The first that the kernel, the file system and the limits of the process permit is
 //! taken, and the reason of each step down is kept for the log, the memory view and the metrics. A bench takes the rung
 //! that it names, or none.
@@ -14,6 +14,7 @@ use super::block_reader::{
     BlockRead, BlockReader, Buffer, FileIdentity, Limits, MAX_BLOCK_BYTES, direct_alignment,
     logical_block_bytes, open_file,
 };
+use super::files::{FilePlace, PlacedFile};
 use super::io_thread::ReadError;
 use super::io_uring::IoUringReader;
 use super::pread::{PreadReader, read_at};
@@ -40,11 +41,13 @@ impl Requests {
         in_flight_max: 32,
     };
 
-    fn limits(self, path: &Path, arena: &Arena) -> Limits {
+    /// Of files that may lie on different drives.
+    fn limits(self, files: &[FilePlace], arena: &Arena) -> Limits {
+        let blocks = files.iter().map(|file| logical_block_bytes(&file.path));
         let pieces = arena.bytes_total().div_ceil(REGISTERED_BYTES);
         let longer = pieces.div_ceil(REGISTERED_PIECES_MAX).max(1);
         Limits {
-            block_bytes: logical_block_bytes(path),
+            block_bytes: blocks.max().unwrap_or(MAX_BLOCK_BYTES),
             in_flight_max: self.in_flight_max,
             request_bytes_max: self.bytes_max,
             border_bytes: REGISTERED_BYTES * longer,
@@ -91,22 +94,47 @@ impl fmt::Display for Rung {
     }
 }
 
-/// Walks down the ladder.
+/// Opens all files in one way, and says which they are.
+fn open_all(
+    places: &[FilePlace],
+    open: impl Fn(&Path) -> io::Result<File>,
+) -> Result<(Vec<File>, Vec<PlacedFile>), ReadError> {
+    let mut files = Vec::with_capacity(places.len());
+    let mut placed = Vec::with_capacity(places.len());
+    for FilePlace { path, base } in places {
+        let open_error = |source| ReadError::Open {
+            file: path.clone(),
+            source,
+        };
+        let file = open(path).map_err(open_error)?;
+        let identity = FileIdentity::of(path, &file).map_err(open_error)?;
+        files.push(file);
+        placed.push(PlacedFile {
+            identity,
+            base: *base,
+        });
+    }
+    Ok((files, placed))
+}
+
+/// Walks down the ladder. All files are read in the same way: past the page cache if all of them can be.
 pub(super) fn open(
-    path: &Path,
+    places: &[FilePlace],
     arena: &Arena,
     choice: ReaderChoice,
 ) -> Result<(Box<dyn BlockReader>, Rung, String), ReadError> {
-    let open_error = |source| ReadError::Open {
-        file: path.to_owned(),
-        source,
-    };
     let thread_error = |source| ReadError::Thread { source };
-    let limits = Requests::OF_WEIGHTS.limits(path, arena);
-    let buffered = open_file(path, false).map_err(open_error)?;
-    let identity = FileIdentity::of(path, &buffered).map_err(open_error)?;
-    let (file, refused) = match open_direct(path) {
-        Ok(direct) => (direct, None),
+    let limits = Requests::OF_WEIGHTS.limits(places, arena);
+    let (buffered, placed) = open_all(places, |path| open_file(path, false))?;
+    let direct: Result<Vec<File>, String> = places
+        .iter()
+        .map(|place| open_direct(&place.path))
+        .collect();
+    let (files, refused) = match direct {
+        Ok(direct) => {
+            drop(buffered);
+            (direct, None)
+        }
         Err(reason) => (
             buffered,
             Some(format!("direct reads are refused: {reason}")),
@@ -125,8 +153,14 @@ pub(super) fn open(
         }
     };
     if try_io_uring {
-        let for_ring = file.try_clone().map_err(open_error)?;
-        match IoUringReader::new(for_ring, identity.clone(), limits, through_cache) {
+        let for_ring = files.iter().zip(places).map(|(file, place)| {
+            file.try_clone().map_err(|source| ReadError::Open {
+                file: place.path.clone(),
+                source,
+            })
+        });
+        let for_ring: Vec<File> = for_ring.collect::<Result<_, _>>()?;
+        match IoUringReader::new(for_ring, placed.clone(), limits, through_cache) {
             Ok(mut ring) => {
                 let rung = match ring.register(arena) {
                     Ok(()) => Rung::IoUringRegistered,
@@ -148,46 +182,40 @@ pub(super) fn open(
     } else {
         Rung::PreadDirect
     };
-    let reader = PreadReader::new(file, identity, limits, through_cache).map_err(thread_error)?;
+    let reader = PreadReader::new(files, placed, limits, through_cache).map_err(thread_error)?;
     Ok((Box::new(reader), rung, in_words(&reasons)))
 }
 
 /// This rung and no other, past the page cache unless it is `PreadBuffered`.
 pub(super) fn open_rung(
-    path: &Path,
+    places: &[FilePlace],
     arena: &Arena,
     rung: Rung,
     requests: Requests,
 ) -> Result<Box<dyn BlockReader>, ReadError> {
-    open_with_limits(path, arena, rung, requests.limits(path, arena))
+    open_with_limits(places, arena, rung, requests.limits(places, arena))
 }
 
 pub(super) fn open_with_limits(
-    path: &Path,
+    places: &[FilePlace],
     arena: &Arena,
     rung: Rung,
     limits: Limits,
 ) -> Result<Box<dyn BlockReader>, ReadError> {
-    let open_error = |source| ReadError::Open {
-        file: path.to_owned(),
-        source,
-    };
     let buffered = rung == Rung::PreadBuffered;
-    let file = match buffered {
+    let (files, placed) = open_all(places, |path| match buffered {
         true => open_file(path, false),
         false => open_direct(path)
             .map_err(|reason| io::Error::other(format!("direct reads are refused: {reason}"))),
-    };
-    let file = file.map_err(open_error)?;
-    let identity = FileIdentity::of(path, &file).map_err(open_error)?;
+    })?;
     if matches!(rung, Rung::PreadDirect | Rung::PreadBuffered) {
-        return match PreadReader::new(file, identity, limits, buffered) {
+        return match PreadReader::new(files, placed, limits, buffered) {
             Ok(reader) => Ok(Box::new(reader)),
             Err(source) => Err(ReadError::Thread { source }),
         };
     }
     let refused = |source| ReadError::IoUringRefused { source };
-    let mut ring = IoUringReader::new(file, identity, limits, buffered).map_err(refused)?;
+    let mut ring = IoUringReader::new(files, placed, limits, buffered).map_err(refused)?;
     if rung == Rung::IoUringRegistered {
         ring.register(arena)
             .map_err(|reason| refused(io::Error::other(reason)))?;
@@ -220,6 +248,7 @@ fn try_read(file: &File) -> io::Result<()> {
     let arena = Arena::new("trial", bytes).map_err(io::Error::other)?;
     let read = BlockRead {
         slot: 0,
+        file: 0,
         file_offset: 0,
         buffer: Buffer::new(Arc::new(arena), Span { offset: 0, bytes }),
     };

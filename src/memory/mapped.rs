@@ -1,4 +1,4 @@
-//! A model file mapped into memory: weights that rest in the page cache instead of in an arena.
+//! A model's files mapped into memory: weights that rest in the page cache instead of in an arena.
 //!
 //! A file that shrinks while it is mapped, or a disk that fails, turns a plain load into a SIGBUS. No code can go on
 //! from there (the load has no value), so the handler says which file it was, in one line, and ends the process. Any
@@ -16,29 +16,71 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use super::arena::MemoryError;
 use super::block_reader::{FileIdentity, open_file};
+use super::files::{FilePlace, PlacedFile, assert_places, file_at};
 
-/// Mappings at once: one per part of a split model and then some.
-const MAPPINGS_MAX: usize = 64;
+/// Mappings at once: one for each file of a split model and then some.
+const MAPPINGS_MAX: usize = 512;
 
 /// The exit code of a process whose mapped file failed: `EX_IOERR` of sysexits.h.
 const EXIT_CODE: i32 = 74;
 
+/// The files of a model, readable as bytes.
+pub struct MappedFiles {
+    files: Vec<PlacedFile>,
+    /// Of each file.
+    maps: Vec<MappedFile>,
+}
+
+impl MappedFiles {
+    /// Maps each file as a whole. An empty one cannot be mapped.
+    pub fn map(places: &[FilePlace]) -> Result<MappedFiles, MemoryError> {
+        let mut files = Vec::with_capacity(places.len());
+        let mut maps = Vec::with_capacity(places.len());
+        for FilePlace { path, base } in places {
+            let (map, identity) = MappedFile::map(path)?;
+            files.push(PlacedFile {
+                identity,
+                base: *base,
+            });
+            maps.push(map);
+        }
+        assert_places(&files, 1);
+        Ok(MappedFiles { files, maps })
+    }
+
+    /// The files as they were when they were mapped.
+    pub fn files(&self) -> &[PlacedFile] {
+        &self.files
+    }
+
+    /// What begins at this offset among all files, and lies in one of them.
+    ///
+    /// # Panics
+    /// When the file has less.
+    pub fn bytes(&self, file_offset: u64, bytes: u64) -> &[u8] {
+        let file = file_at(&self.files, file_offset);
+        let start = (file_offset - self.files[file].base) as usize;
+        &self.maps[file].bytes()[start..start + bytes as usize]
+    }
+}
+
 /// A file, readable as bytes. Its pages come in when they are touched.
-pub struct MappedFile {
+struct MappedFile {
     map: memmap2::Mmap,
     slot: &'static Slot,
 }
 
 impl MappedFile {
-    /// Maps the whole file. An empty one cannot be mapped.
-    pub fn map(path: &Path) -> Result<MappedFile, MemoryError> {
+    /// Maps the whole file, and says which it is.
+    fn map(path: &Path) -> Result<(MappedFile, FileIdentity), MemoryError> {
         let error = |source| MemoryError::MapFile {
             file: path.to_owned(),
             source,
         };
         install_handler().map_err(error)?;
         let file = open_file(path, false).map_err(error)?;
-        if FileIdentity::of(path, &file).map_err(error)?.bytes == 0 {
+        let identity = FileIdentity::of(path, &file).map_err(error)?;
+        if identity.bytes == 0 {
             return Err(error(io::Error::other("the file is empty")));
         }
         // SAFETY: the map is private to this value and never written. That no other process changes the file cannot be
@@ -57,10 +99,10 @@ impl MappedFile {
         );
         let slot = claim_slot(map.as_ptr().addr(), map.len(), message)
             .ok_or_else(|| error(io::Error::other("too many mapped files")))?;
-        Ok(MappedFile { map, slot })
+        Ok((MappedFile { map, slot }, identity))
     }
 
-    pub fn bytes(&self) -> &[u8] {
+    fn bytes(&self) -> &[u8] {
         &self.map
     }
 }
@@ -191,10 +233,11 @@ mod tests {
     fn a_mapped_file_reads_as_its_bytes() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"weights").unwrap();
-        assert_eq!(MappedFile::map(file.path()).unwrap().bytes(), b"weights");
+        let map = |path: &Path| MappedFiles::map(&FilePlace::alone(path));
+        assert_eq!(map(file.path()).unwrap().bytes(2, 3), b"igh");
         std::fs::write(file.path(), b"").unwrap();
         for path in [file.path(), Path::new("/none"), Path::new("/")] {
-            let Err(error) = MappedFile::map(path) else {
+            let Err(error) = map(path) else {
                 panic!("{} is mapped", path.display());
             };
             assert!(
@@ -202,6 +245,28 @@ mod tests {
                 "{error}"
             );
         }
+    }
+
+    #[test]
+    fn several_files_read_as_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let places = [(0, "one"), (16, "other"), (32, "third")].map(|(base, text)| {
+            let path = directory.path().join(text);
+            std::fs::write(&path, text).unwrap();
+            FilePlace { path, base }
+        });
+        let mapped = MappedFiles::map(&places).unwrap();
+        for (offset, bytes, text) in [
+            (0, 3, "one"),
+            (1, 2, "ne"),
+            (16, 5, "other"),
+            (18, 2, "he"),
+            (34, 3, "ird"),
+        ] {
+            assert_eq!(mapped.bytes(offset, bytes), text.as_bytes());
+        }
+        let sizes = mapped.files().iter().map(|file| file.identity.bytes);
+        assert!(sizes.eq([3, 5, 5]));
     }
 
     #[test]
@@ -257,7 +322,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("shrinking.gguf");
         std::fs::write(&path, vec![1; 3 << 20]).unwrap();
-        let mapped = MappedFile::map(&path).unwrap();
+        let (mapped, _) = MappedFile::map(&path).unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         // SAFETY: never written; the bytes are only looked at.
         let other = unsafe { memmap2::Mmap::map(&File::open(&path).unwrap()) }.unwrap();

@@ -2,7 +2,7 @@
 //! device, mapped files. And, for when memory runs out, what the process is doing (`phase`).
 //!
 //! The rest of the program sees regions (owned ranges of an arena), tickets (numbers of its own choosing) and callbacks;
-//! it never sees a file descriptor or a ring. A `RegionReader` brings bytes from the model file into a region, a
+//! it never sees a file descriptor or a ring. A `RegionReader` brings bytes from the model's files into a region, a
 //! `RegionCopies` takes them from one arena to another, and each gives the regions back when the bytes are there.
 //!
 //! Threads: one I/O thread per reader (it owns the io_uring), one thread per copy stream (on the emulated device it copies,
@@ -23,6 +23,7 @@ mod cuda_copies;
 mod device_address;
 mod event;
 mod faulty;
+mod files;
 mod heap;
 mod io_thread;
 mod io_uring;
@@ -45,10 +46,11 @@ pub use cuda_clock::Moment;
 pub use device_address::DeviceAddress;
 pub use event::Event;
 pub use faulty::{FaultControl, Faults, FaultyReader};
+pub use files::{FilePlace, PlacedFile, file_at};
 pub use heap::{CountingHeap, heap_live_bytes, heap_peak_bytes, restart_heap_peak};
 pub use io_thread::ReadError;
 pub use ladder::{ReaderChoice, Requests, Rung};
-pub use mapped::MappedFile;
+pub use mapped::MappedFiles;
 pub use phase::{Phase, StepScope};
 pub use region::{
     Ordered, Region, RegionCopied, RegionCopies, RegionPiece, RegionRead, RegionReader,

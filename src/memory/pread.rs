@@ -22,6 +22,7 @@ use super::AbortOnPanic;
 use super::block_reader::{
     BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker, open_expected,
 };
+use super::files::PlacedFile;
 use super::io_uring::forget_cached;
 
 /// Requests under way at once. Disks reach their rate with four to eight requests of a megabyte, and on the buffered
@@ -29,15 +30,15 @@ use super::io_uring::forget_cached;
 const THREADS: usize = 4;
 
 pub(super) struct PreadReader {
-    identity: FileIdentity,
+    placed: Vec<PlacedFile>,
     limits: Limits,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
 struct Shared {
-    /// Written only while nothing is in flight.
-    file: RwLock<File>,
+    /// The open file of each place. Written only while nothing is in flight.
+    files: RwLock<Vec<File>>,
     buffered: bool,
     state: Mutex<State>,
     /// A request was queued, or the threads are to stop.
@@ -63,20 +64,20 @@ impl Shared {
 
 impl PreadReader {
     pub(super) fn new(
-        file: File,
-        identity: FileIdentity,
+        files: Vec<File>,
+        placed: Vec<PlacedFile>,
         limits: Limits,
         buffered: bool,
     ) -> io::Result<PreadReader> {
         let shared = Arc::new(Shared {
-            file: RwLock::new(file),
+            files: RwLock::new(files),
             buffered,
             state: Mutex::new(State::default()),
             requested: Condvar::new(),
             ended: Condvar::new(),
         });
         let mut reader = PreadReader {
-            identity,
+            placed,
             limits,
             shared,
             threads: Vec::with_capacity(THREADS),
@@ -93,8 +94,8 @@ impl PreadReader {
 }
 
 impl BlockReader for PreadReader {
-    fn file(&self) -> &FileIdentity {
-        &self.identity
+    fn files(&self) -> &[PlacedFile] {
+        &self.placed
     }
 
     fn limits(&self) -> Limits {
@@ -134,16 +135,16 @@ impl BlockReader for PreadReader {
         ended.append(&mut state.ended);
     }
 
-    fn reopen(&mut self, expected: &FileIdentity) -> io::Result<()> {
+    fn reopen(&mut self, index: usize, expected: &FileIdentity) -> io::Result<()> {
         let file = open_expected(expected, !self.shared.buffered)?;
-        let mut place = self
+        let mut files = self
             .shared
-            .file
+            .files
             .write()
             .unwrap_or_else(PoisonError::into_inner);
-        *place = file;
-        drop(place);
-        self.identity = expected.clone();
+        files[index] = file;
+        drop(files);
+        self.placed[index].identity = expected.clone();
         Ok(())
     }
 }
@@ -179,12 +180,13 @@ fn serve(shared: &Shared) {
             }
         };
         drop(state);
-        let file = shared.file.read().unwrap_or_else(PoisonError::into_inner);
-        let result = read_at(&file, &read);
+        let files = shared.files.read().unwrap_or_else(PoisonError::into_inner);
+        let file = &files[read.file];
+        let result = read_at(file, &read);
         if shared.buffered {
-            forget_cached(&file, read.file_offset, read.buffer.span().bytes);
+            forget_cached(file, read.file_offset, read.buffer.span().bytes);
         }
-        drop(file);
+        drop(files);
         shared.lock().ended.push(BlockReadDone {
             slot: read.slot,
             buffer: read.buffer,

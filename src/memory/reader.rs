@@ -1,11 +1,11 @@
 //! The storage reader: the handle to the I/O thread.
 
-use std::path::Path;
 use std::sync::{Arc, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 
 use super::arena::Arena;
 use super::block_reader::{BlockReader, FileIdentity, Limits, Waker};
+use super::files::{FilePlace, PlacedFile, assert_places};
 use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Reopening, Shared};
 use super::ladder::{self, ReaderChoice, Requests, Rung};
 use super::{ReadRetries, TransferTotals};
@@ -14,12 +14,13 @@ use super::{ReadRetries, TransferTotals};
 /// they never see this bound; it is here because every queue has one.
 pub(super) const QUEUED_TICKETS_MAX: usize = 1024;
 
-/// Reads one file into one arena. Dropping it gives up what is outstanding and waits until all of it is reported.
+/// Reads the files of a model into one arena. Dropping it gives up what is outstanding and waits until all of it is
+/// reported.
 pub(super) struct Reader {
     rung: Rung,
     reason: String,
     limits: Limits,
-    file: FileIdentity,
+    files: Vec<PlacedFile>,
     arena: Arc<Arena>,
     shared: Arc<Shared>,
     waker: Waker,
@@ -28,27 +29,27 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Opens the file and starts the I/O thread. `on_done` is called there once per ticket; it may call `read`, and must
+    /// Opens the files and starts the I/O thread. `on_done` is called there once per ticket; it may call `read`, and must
     /// neither block nor call `drain`.
     pub(super) fn start(
-        path: &Path,
+        files: &[FilePlace],
         arena: Arc<Arena>,
         choice: ReaderChoice,
         on_done: Box<dyn Fn(ReadDone) + Send>,
     ) -> Result<Reader, ReadError> {
-        let (block_reader, rung, reason) = ladder::open(path, &arena, choice)?;
+        let (block_reader, rung, reason) = ladder::open(files, &arena, choice)?;
         Reader::spawn(block_reader, rung, reason, arena, on_done)
     }
 
     /// The same on one rung, or an error, and with requests of the caller's choice: for benches.
     pub(super) fn start_on(
-        path: &Path,
+        files: &[FilePlace],
         arena: Arc<Arena>,
         rung: Rung,
         requests: Requests,
         on_done: Box<dyn Fn(ReadDone) + Send>,
     ) -> Result<Reader, ReadError> {
-        let block_reader = ladder::open_rung(path, &arena, rung, requests)?;
+        let block_reader = ladder::open_rung(files, &arena, rung, requests)?;
         let reason = "it was asked for".to_owned();
         Reader::spawn(block_reader, rung, reason, arena, on_done)
     }
@@ -83,7 +84,8 @@ impl Reader {
         );
         let shared = Arc::new(Shared::default());
         let waker = block_reader.waker();
-        let file = block_reader.file().clone();
+        let files = block_reader.files().to_vec();
+        assert_places(&files, limits.block_bytes);
         let io_thread = IoThread::new(
             block_reader,
             Arc::clone(&arena),
@@ -98,7 +100,7 @@ impl Reader {
             rung,
             reason,
             limits,
-            file,
+            files,
             arena,
             shared,
             waker,
@@ -177,15 +179,16 @@ impl Reader {
         self.limits.block_bytes
     }
 
-    /// Opens the file at the same path again, which must be `expected`, and waits until that is done. Nothing is read
-    /// meanwhile; after an error, reads go on from the file that was open.
+    /// Opens the file at the path of one of the files again, which must be `expected`, and waits until that is done.
+    /// Nothing is read meanwhile; after an error, reads go on from the file that was open.
     ///
     /// # Panics
     /// When `expected` has another size than the file had: tickets are cut to it.
-    pub(super) fn reopen(&self, expected: FileIdentity) -> Result<(), ReadError> {
+    pub(super) fn reopen(&self, file: usize, expected: FileIdentity) -> Result<(), ReadError> {
         assert!(!self.on_io_thread(), "reopen is not called by on_done");
-        assert_eq!(expected.bytes, self.file.bytes, "{expected:?}");
-        self.shared.lock().reopening = Reopening::Asked(expected);
+        let bytes = self.files[file].identity.bytes;
+        assert_eq!(expected.bytes, bytes, "{expected:?}");
+        self.shared.lock().reopening = Reopening::Asked(file, expected);
         (self.waker)();
         let mut state = self.shared.lock();
         loop {
@@ -201,9 +204,10 @@ impl Reader {
         }
     }
 
-    /// The file as it was when it was opened first; compare with `FileIdentity::at` to see whether it was replaced.
-    pub(super) fn file_identity(&self) -> &FileIdentity {
-        &self.file
+    /// The files as they were when they were opened first; compare with `FileIdentity::at` to see whether one was
+    /// replaced.
+    pub(super) fn files(&self) -> &[PlacedFile] {
+        &self.files
     }
 
     /// Bytes that arrived, and the time during which at least one request was in flight.

@@ -13,13 +13,13 @@ use super::cuda::CudaDevice;
 use super::cuda_copies::CudaCopies;
 use super::device_address::DeviceAddress;
 use super::event::Event;
+use super::files::{FilePlace, PlacedFile};
 use super::io_thread::{ReadDone, ReadError, ReadPiece};
 use super::ladder::{ReaderChoice, Requests, Rung};
 use super::reader::Reader;
 use super::stream::{CopyStream, CopyTimes};
 use super::{FileIdentity, ReadRetries, TransferTotals};
 use std::collections::HashMap;
-use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A span of an arena that belongs to this value alone: arenas hand every byte out once, and regions are not cloned.
@@ -146,10 +146,11 @@ impl Region {
     }
 }
 
-/// A contiguous read into a region. Offsets and lengths are multiples of the reader's block; bytes past the end of the
+/// A contiguous read of one file into a region. Offsets and lengths are multiples of the reader's block; bytes past the end of the
 /// file (as it was when opened) need not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionPiece {
+    /// Among the offsets of all files (`FilePlace`).
     pub file_offset: u64,
     /// From the start of the region.
     pub offset: usize,
@@ -192,26 +193,26 @@ pub struct RegionReader {
 impl RegionReader {
     /// See `Reader::start`.
     pub fn start(
-        path: &Path,
+        files: &[FilePlace],
         arena: Arc<Arena>,
         choice: ReaderChoice,
         on_done: Box<dyn Fn(RegionRead) + Send>,
     ) -> Result<RegionReader, ReadError> {
         RegionReader::new(&arena, on_done, |on_done| {
-            Reader::start(path, Arc::clone(&arena), choice, on_done)
+            Reader::start(files, Arc::clone(&arena), choice, on_done)
         })
     }
 
     /// See `Reader::start_on`.
     pub fn start_on(
-        path: &Path,
+        files: &[FilePlace],
         arena: Arc<Arena>,
         rung: Rung,
         requests: Requests,
         on_done: Box<dyn Fn(RegionRead) + Send>,
     ) -> Result<RegionReader, ReadError> {
         RegionReader::new(&arena, on_done, |on_done| {
-            Reader::start_on(path, Arc::clone(&arena), rung, requests, on_done)
+            Reader::start_on(files, Arc::clone(&arena), rung, requests, on_done)
         })
     }
 
@@ -278,15 +279,15 @@ impl RegionReader {
         self.reader.rung_reason()
     }
 
-    /// The file as it was when it was opened first.
-    pub fn file_identity(&self) -> &FileIdentity {
-        self.reader.file_identity()
+    /// The files as they were when they were opened first.
+    pub fn files(&self) -> &[PlacedFile] {
+        self.reader.files()
     }
 
-    /// Opens the file at the same path again, which must be `expected`, of the same size. Nothing may be in flight; after
+    /// Opens the file at the path of one of the files again, which must be `expected`, of the same size. Nothing may be in flight; after
     /// an error, reads go on from the file that was open.
-    pub fn reopen(&self, expected: FileIdentity) -> Result<(), ReadError> {
-        self.reader.reopen(expected)
+    pub fn reopen(&self, file: usize, expected: FileIdentity) -> Result<(), ReadError> {
+        self.reader.reopen(file, expected)
     }
 
     pub fn retries(&self) -> ReadRetries {
@@ -445,7 +446,7 @@ mod tests {
         let device = Arc::new(Arena::new("device", 1 << 20).unwrap());
         let (read_sender, reads) = mpsc::channel();
         let reader = RegionReader::start(
-            file.path(),
+            &FilePlace::alone(file.path()),
             Arc::clone(&host),
             ReaderChoice::Auto,
             Box::new(move |done| read_sender.send(done).unwrap()),
@@ -486,7 +487,13 @@ mod tests {
         let host = Arc::new(Arena::new("host", 8192).unwrap());
         let device = Arc::new(Arena::new("device", 8192).unwrap());
         let on_done = Box::new(|_| {});
-        let reader = RegionReader::start(file.path(), host, ReaderChoice::Auto, on_done).unwrap();
+        let reader = RegionReader::start(
+            &FilePlace::alone(file.path()),
+            host,
+            ReaderChoice::Auto,
+            on_done,
+        )
+        .unwrap();
         reader.read(1, Region::allocate_low(&device, 4096).unwrap(), &[]);
     }
 

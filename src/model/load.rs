@@ -9,12 +9,14 @@ use super::matrix::ModelError;
 use super::step::Compute;
 use crate::gguf::{Gguf, GgufError, Hyperparameters};
 use crate::kernels::ComputePool;
-use crate::memory::{CudaError, MemoryError, Phase, Rung, logical_block_bytes};
+use crate::memory::{
+    CudaError, FilePlace, MAX_BLOCK_BYTES, MemoryError, Phase, Rung, logical_block_bytes,
+};
 use crate::metrics::Metrics;
 use crate::placement::{DeviceKind, Plan, PlanError, PlanRequest, Tier, plan};
 use crate::trace::Trace;
 use crate::weights::{Arenas, LoadError, Loading, ModelFile, Traffic, Weights};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 // Homes, rings and pages take of an arena what the plan says.
@@ -45,7 +47,7 @@ pub enum OpenError {
 
 /// A model whose plan is made: nothing is allocated yet, no weight is read.
 pub struct PlannedModel {
-    path: PathBuf,
+    files: Vec<FilePlace>,
     pub gguf: Gguf,
     pub hyperparameters: Hyperparameters,
     pub plan: Arc<Plan>,
@@ -69,28 +71,24 @@ impl PlannedModel {
     /// by what the file's storage asks
     /// for.
     pub fn open(path: &Path, request: &PlanRequest) -> Result<PlannedModel, OpenError> {
-        PlannedModel::for_file(path, Gguf::open(path)?, request)
+        PlannedModel::of_index(Gguf::open(path)?, request)
     }
 
-    /// The same for an index that is at hand: of the file at `path`, or of a shape card, whose plan can be read and
-    /// not loaded.
-    pub fn for_file(
-        path: &Path,
-        gguf: Gguf,
-        request: &PlanRequest,
-    ) -> Result<PlannedModel, OpenError> {
-        let hyperparameters = hyperparameters(&gguf)?;
-        super::shapes::check(&gguf, &hyperparameters)?;
+    /// The same for an index that is at hand: of files, or of a shape card, whose plan can be read and not loaded.
+    pub fn of_index(gguf: Gguf, request: &PlanRequest) -> Result<PlannedModel, OpenError> {
+        let hyperparameters = check(&gguf)?;
         if request.device == DeviceKind::Cuda {
             gpu_supports(&gguf, &hyperparameters).map_err(OpenError::NotForGpu)?;
         }
+        let files = gguf.files.iter();
+        let block_bytes = files.map(|file| logical_block_bytes(&file.path));
         let request = PlanRequest {
-            read_alignment: u64::from(logical_block_bytes(path)),
+            read_alignment: u64::from(block_bytes.max().unwrap_or(MAX_BLOCK_BYTES)),
             ..request.clone()
         };
         let plan = Arc::new(plan(&gguf, &hyperparameters, &request)?);
         Ok(PlannedModel {
-            path: path.to_owned(),
+            files: places(&gguf),
             gguf,
             hyperparameters,
             plan,
@@ -102,10 +100,10 @@ impl PlannedModel {
     /// Allocates what the plan says and loads the resident groups. `progress` hears the
     /// share of resident bytes that is loaded, and ends the loading by answering false. The model computes with `pool`.
     pub fn load(&self, pool: ComputePool, loading: &Loading<'_>) -> Result<LoadedModel, OpenError> {
-        self.load_from(ModelFile::At(&self.path), pool, loading)
+        self.load_from(ModelFile::At(&self.files), pool, loading)
     }
 
-    /// The same from a file that may be read in a way of the caller's.
+    /// The same from files that may be read in a way of the caller's.
     pub fn load_from(
         &self,
         file: ModelFile<'_>,
@@ -159,6 +157,24 @@ impl PlannedModel {
             arenas,
         })
     }
+}
+
+/// Whether a model can be computed on a CPU: its architecture and the shape of every tensor. Gives what it says of its shape.
+pub fn check(gguf: &Gguf) -> Result<Hyperparameters, OpenError> {
+    gguf.refuse_foreign()?;
+    let hyperparameters = hyperparameters(gguf)?;
+    super::shapes::check(gguf, &hyperparameters)?;
+    Ok(hyperparameters)
+}
+
+/// Where the files of an index are, for those who read them.
+pub fn places(gguf: &Gguf) -> Vec<FilePlace> {
+    let files = gguf.files.iter();
+    let place = files.map(|file| FilePlace {
+        path: file.path.clone(),
+        base: file.base,
+    });
+    place.collect()
 }
 
 /// What a file of an architecture that is known here says of its shape.

@@ -13,7 +13,7 @@ mod shapes;
 mod step;
 
 pub use gpu::{Gpu, GpuError, gpu_supports};
-pub use load::{LoadedModel, OpenError, PlannedModel, hyperparameters};
+pub use load::{LoadedModel, OpenError, PlannedModel, check, hyperparameters, places};
 pub use matrix::ModelError;
 
 use crate::kv_cache::PageId;

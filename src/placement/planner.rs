@@ -250,10 +250,8 @@ impl<'a> Problem<'a> {
     fn kv(&self, request: &PlanRequest) -> Option<KvSplit> {
         let pages = u64::from(request.context.div_ceil(PAGE_TOKENS)) * u64::from(request.parallel);
         let shape = self.hyperparameters;
-        let heads: u64 = shape.head_count_kv.iter().copied().map(u64::from).sum();
-        let lengths = u64::from(shape.key_length) + u64::from(shape.value_length);
-        let token_bytes = heads
-            .saturating_mul(lengths)
+        let token_bytes = shape
+            .kv_elements()
             .saturating_mul(request.kv_type.element_bytes());
         Some(KvSplit {
             tier: match request.device {

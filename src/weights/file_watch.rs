@@ -1,4 +1,5 @@
-//! Whether the path still leads to the file that is read, and what happens where it does not.
+//! Whether the paths still lead to the files that are read, and what happens where one does not. Each file of a split model
+//! is watched by itself.
 //!
 //! The descriptor keeps the file that was opened alive, so one that another takes the place of goes on being served, with
 //! a warning. Only after a read has failed is the file at the path looked at more closely, before the next step: where it
@@ -7,7 +8,7 @@
 
 use super::Weights;
 use super::verify::Compared;
-use crate::memory::FileIdentity;
+use crate::memory::{FileIdentity, PlacedFile};
 use std::time::{Duration, Instant};
 
 /// Between two looks at the path while nothing fails.
@@ -16,6 +17,28 @@ const LOOK_PAUSE: Duration = Duration::from_secs(1);
 /// Lives on the engine thread.
 #[derive(Debug)]
 pub(super) struct FileWatch {
+    files: Vec<WatchedFile>,
+    looked: Instant,
+    /// A read has failed since the last step that ended well. Nothing is in flight before the next one then.
+    pub(super) read_failed: bool,
+}
+
+impl FileWatch {
+    pub(super) fn new(files: &[PlacedFile]) -> FileWatch {
+        let files = files.iter().enumerate();
+        let watched = files.map(|(index, file)| WatchedFile::new(index, file.identity.clone()));
+        FileWatch {
+            files: watched.collect(),
+            looked: Instant::now(),
+            read_failed: false,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct WatchedFile {
+    /// Among the files of the model.
+    index: usize,
     /// What is read.
     file: FileIdentity,
     /// What was found at the path last, where that is another, which has been said.
@@ -23,19 +46,15 @@ pub(super) struct FileWatch {
     /// What was found to hold other weights, or could not be compared or opened, which has been said. It is not looked into
     /// again: that takes as long as reading the whole model.
     refused: Option<FileIdentity>,
-    looked: Instant,
-    /// A read has failed since the last step that ended well. Nothing is in flight before the next one then.
-    pub(super) read_failed: bool,
 }
 
-impl FileWatch {
-    pub(super) fn new(file: FileIdentity) -> FileWatch {
-        FileWatch {
+impl WatchedFile {
+    const fn new(index: usize, file: FileIdentity) -> WatchedFile {
+        WatchedFile {
+            index,
             file,
             told: None,
             refused: None,
-            looked: Instant::now(),
-            read_failed: false,
         }
     }
 
@@ -80,6 +99,12 @@ impl Weights {
             return;
         }
         watch.looked = Instant::now();
+        for file in &mut watch.files {
+            self.look_at(file, watch.read_failed, cancelled);
+        }
+    }
+
+    fn look_at(&self, watch: &mut WatchedFile, read_failed: bool, cancelled: &dyn Fn() -> bool) {
         // Where nothing is at the path, or something of another size, reads find out what the open file has.
         let Ok(found) = FileIdentity::at(&watch.file.path) else {
             return;
@@ -89,14 +114,12 @@ impl Weights {
             return;
         }
         watch.tell(&found);
-        if !watch.read_failed
-            || found.bytes != watch.file.bytes
-            || watch.refused.as_ref() == Some(&found)
+        if !read_failed || found.bytes != watch.file.bytes || watch.refused.as_ref() == Some(&found)
         {
             return;
         }
         let compared = match &self.checks {
-            Some(checks) => checks.compare(&found, cancelled),
+            Some(checks) => checks.compare(watch.index, &found, cancelled),
             None => Compared::Nothing,
         };
         match compared {
@@ -118,10 +141,11 @@ impl Weights {
         }
     }
 
-    /// Reads go on from the file at the path, if that can be opened.
-    fn accept(&self, watch: &mut FileWatch, found: FileIdentity, was_compared: bool) {
+    /// Reads go on from what is at the path, if that can be opened.
+    fn accept(&self, watch: &mut WatchedFile, found: FileIdentity, was_compared: bool) {
         if !watch.is_open(&found)
-            && let Err(error) = self.shared.reopen(found.clone(), self.plan.read_alignment)
+            && let Err(error) =
+                (self.shared).reopen(watch.index, found.clone(), self.plan.read_alignment)
         {
             watch.refuse(found, &format!("it cannot be read from ({error})"));
             return;
@@ -136,7 +160,7 @@ impl Weights {
             );
         }
         if let Some(checks) = &self.checks {
-            checks.set_file(&found);
+            checks.set_file(watch.index, &found);
         }
         watch.file = found;
         watch.told = None;

@@ -99,16 +99,10 @@ impl<'w> Lease<'w> {
         self.region()?.cuda().map(AsRef::as_ref)
     }
 
-    /// Address and length of everything that the lease covers (in mapped mode: the file).
-    pub(super) fn addresses(&self) -> (u64, usize) {
-        match (self.region(), &self.weights.mapped) {
-            (Some(region), _) => (region.address(), region.bytes_total()),
-            (None, Some(mapped)) => {
-                let bytes = mapped.bytes();
-                (bytes.as_ptr().addr() as u64, bytes.len())
-            }
-            (None, None) => unreachable!("a mapped home without a mapping"),
-        }
+    /// Address and length of what the lease covers in an arena; `None` in mapped mode.
+    pub(super) fn addresses(&self) -> Option<(u64, usize)> {
+        let region = self.region()?;
+        Some((region.address(), region.bytes_total()))
     }
 
     /// The bytes of one part of the group, as they stand in the file.
@@ -117,12 +111,14 @@ impl<'w> Lease<'w> {
     /// When the group is on a CUDA device: the host cannot reach it.
     pub fn part(&self, index: usize) -> &[u8] {
         let part = &self.weights.plan.groups[self.group.0 as usize].parts[index];
-        let (bytes, start) = match (self.region(), &self.weights.mapped) {
-            (Some(region), _) => (region.bytes(), part.entry_offset),
-            (None, Some(mapped)) => (mapped.bytes(), part.file_offset),
+        match (self.region(), &self.weights.mapped) {
+            (Some(region), _) => {
+                let start = part.entry_offset;
+                &region.bytes()[start as usize..(start + part.bytes) as usize]
+            }
+            (None, Some(mapped)) => mapped.bytes(part.file_offset, part.bytes),
             (None, None) => unreachable!("a mapped home without a mapping"),
-        };
-        &bytes[start as usize..(start + part.bytes) as usize]
+        }
     }
 
     /// The address of one part of the group on the CUDA device that it is on, for kernels that are launched before the

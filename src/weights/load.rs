@@ -11,14 +11,14 @@ use super::verify_share::VerifyShare;
 use super::{Counters, Home, RETRY_REASONS, Weights, group_name};
 use crate::gguf::Gguf;
 use crate::memory::{
-    Arena, BlockReader, CudaDevice, MappedFile, MemoryError, ReadError, ReaderChoice, Region,
-    RegionCopies, RegionRead, RegionReader,
+    Arena, BlockReader, CudaDevice, FilePlace, MappedFiles, MemoryError, PlacedFile, ReadError,
+    ReaderChoice, Region, RegionCopies, RegionRead, RegionReader,
 };
 use crate::metrics::Metrics;
 use crate::placement::{DeviceKind, Forecast, GroupId, GroupKind, Plan, Ring, Tier};
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Weak};
@@ -102,10 +102,10 @@ pub struct WeightsSettings {
     pub checksums: Option<PathBuf>,
 }
 
-/// The model file.
+/// The files of the model.
 pub enum ModelFile<'a> {
-    At(&'a Path),
-    /// Read through an implementation of the caller's: tests inject faults here. It is never mapped.
+    At(&'a [FilePlace]),
+    /// Read through an implementation of the caller's: tests inject faults here. They are never mapped.
     Through(Box<dyn BlockReader>),
 }
 
@@ -161,7 +161,7 @@ pub enum LoadError {
 }
 
 impl Weights {
-    /// Opens the model file, allocates homes and rings and loads every resident group.
+    /// Opens the files, allocates homes and rings and loads every resident group.
     pub fn load(
         file: ModelFile<'_>,
         gguf: &Gguf,
@@ -203,20 +203,20 @@ impl Weights {
             bytes => Some(Region::allocate_low(&arenas.host, bytes as usize)?),
         };
         let (mut mapped, mut checks, mut watch) = (None, None, None);
-        if let (true, ModelFile::At(path)) = (plan.mapped, &file) {
-            let map = MappedFile::map(path)?;
-            check_size(path, gguf, map.bytes().len() as u64)?;
-            mapped = Some(map);
+        if let (true, ModelFile::At(places)) = (plan.mapped, &file) {
+            let maps = MappedFiles::map(places)?;
+            check_sizes(gguf, maps.files())?;
+            mapped = Some(maps);
             shared.set_homes(vec![Home::Mapped; plan.groups.len()]);
             progress(LoadProgress::default());
         } else {
             assert!(!plan.mapped, "a plan for a mapped file needs its path");
-            let is_at_path = matches!(file, ModelFile::At(_));
+            let is_at_paths = matches!(file, ModelFile::At(_));
             let (links, read_checks) = links(file, &plan, &arenas, settings, &shared, metrics)?;
-            let identity = links.reader.file_identity();
-            check_size(&identity.path, gguf, identity.bytes)?;
+            let files = links.reader.files();
+            check_sizes(gguf, files)?;
             checks = read_checks;
-            watch = is_at_path.then(|| RefCell::new(FileWatch::new(identity.clone())));
+            watch = is_at_paths.then(|| RefCell::new(FileWatch::new(files)));
             shared.connect(links);
             match load_while_populating(&plan, &arenas, &shared, &names, progress) {
                 Ok(homes) => shared.set_homes(homes),
@@ -264,14 +264,18 @@ impl Drop for Weights {
     }
 }
 
-/// The tensors were found to lie inside the file when its header was read.
-fn check_size(path: &Path, gguf: &Gguf, now: u64) -> Result<(), LoadError> {
-    if now != gguf.file_bytes {
-        return Err(LoadError::Changed {
-            file: path.to_owned(),
-            header: gguf.file_bytes,
-            now,
-        });
+/// The tensors were found to lie inside the files when their headers were read.
+fn check_sizes(gguf: &Gguf, files: &[PlacedFile]) -> Result<(), LoadError> {
+    assert_eq!(gguf.files.len(), files.len(), "the files of the index");
+    for (indexed, PlacedFile { identity, base }) in gguf.files.iter().zip(files) {
+        assert_eq!(indexed.base, *base, "{}", identity.path.display());
+        if identity.bytes != indexed.bytes {
+            return Err(LoadError::Changed {
+                file: identity.path.clone(),
+                header: indexed.bytes,
+                now: identity.bytes,
+            });
+        }
     }
     Ok(())
 }
@@ -308,15 +312,15 @@ fn links(
         })
     };
     let reader = match file {
-        ModelFile::At(path) => RegionReader::start(path, host, settings.reader, on_read),
+        ModelFile::At(places) => RegionReader::start(places, host, settings.reader, on_read),
         ModelFile::Through(reader) => RegionReader::with_block_reader(reader, host, on_read),
     }
     .map_err(LoadError::Reader)?;
     let (mut checks, mut verifier) = (None, None);
     if verifies {
         let directory = settings.checksums.as_deref();
-        let file = reader.file_identity();
-        let against = ReadChecks::new(settings.verify_share, directory, file, metrics);
+        let files = reader.files();
+        let against = ReadChecks::new(settings.verify_share, directory, files, metrics);
         let against = Arc::new(against);
         let started = Verifier::start(reads, shared, Arc::clone(&against));
         let started = started.map_err(|source| ReadError::Thread { source });

@@ -32,7 +32,7 @@ pub use spans::HostComputation;
 pub use verify_share::VerifyShare;
 
 use crate::gguf::{Gguf, TensorInfo};
-use crate::memory::{MappedFile, Region, Rung};
+use crate::memory::{MappedFiles, Region, Rung};
 use crate::metrics::Metrics;
 use crate::placement::{Executor, Forecast, Group, GroupId, GroupKind, Plan, Residence, Tier};
 use file_watch::FileWatch;
@@ -48,7 +48,7 @@ use verify::ReadChecks;
 /// Where a group's bytes are between uses, as far as a lease needs to know.
 #[derive(Clone, Debug)]
 enum Home {
-    /// In the mapped model file.
+    /// In the mapped files of the model.
     Mapped,
     /// In the arena of its executor's tier.
     Resident(Arc<Region>),
@@ -96,12 +96,12 @@ pub struct Weights {
     plan: Arc<Plan>,
     /// For error messages: what each group is.
     names: Vec<String>,
-    mapped: Option<MappedFile>,
+    mapped: Option<MappedFiles>,
     arenas: Arenas,
     shared: Arc<Shared>,
     /// What reads are held against; `None` where they are not.
     checks: Option<Arc<ReadChecks>>,
-    /// `None` where the file is mapped, or read in a way of the caller's.
+    /// `None` where the files are mapped, or read in a way of the caller's.
     watch: Option<RefCell<FileWatch>>,
     embedding: TensorInfo,
     embedding_slices: Vec<EmbeddingSlice>,
@@ -228,18 +228,20 @@ impl Weights {
     /// An executor reads only from its own arena: a lease that points elsewhere is a bug, on the emulated device the
     /// same as on a real one.
     fn assert_executor_reaches(&self, lease: &Lease<'_>, executor: Executor) {
-        let (address, bytes) = lease.addresses();
-        let inside = match (&self.mapped, executor) {
-            (Some(_), Executor::Host) => true,
-            (Some(_), Executor::Device) => false,
-            (None, Executor::Host) => self.arenas.host.contains(address, bytes),
-            (None, Executor::Device) => {
-                let arena = self.arenas.device.as_ref();
-                arena.is_some_and(|arena| arena.contains(address, bytes))
-            }
+        let Some((address, bytes)) = lease.addresses() else {
+            assert_eq!(
+                executor,
+                Executor::Host,
+                "only the host reads what is mapped"
+            );
+            return;
+        };
+        let arena = match executor {
+            Executor::Host => Some(&self.arenas.host),
+            Executor::Device => self.arenas.device.as_ref(),
         };
         assert!(
-            inside,
+            arena.is_some_and(|arena| arena.contains(address, bytes)),
             "a lease of {} for {executor:?} lies outside its arena: {address:#x}, {bytes} bytes",
             self.names[lease.group().0 as usize],
         );

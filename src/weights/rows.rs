@@ -76,10 +76,10 @@ impl Weights {
         let slice = self.embedding_slice(id);
         let row_bytes = self.embedding.row_bytes();
         let row = id - slice.rows.start;
-        let (bytes, start) = match &self.shared.homes()[slice.group.0 as usize] {
+        let row = match &self.shared.homes()[slice.group.0 as usize] {
             Home::Mapped => {
                 let start = self.embedding.file_offset + id * row_bytes;
-                (self.mapped.as_ref()?.bytes(), start)
+                self.mapped.as_ref()?.bytes(start, row_bytes)
             }
             Home::Resident(region) => {
                 let group = &self.plan.groups[slice.group.0 as usize];
@@ -88,11 +88,10 @@ impl Weights {
                     let address = region.device_address(start as usize, row_bytes as usize);
                     return Some(Resident::Device(address));
                 }
-                (region.bytes(), start)
+                &region.bytes()[start as usize..(start + row_bytes) as usize]
             }
             Home::Streamed | Home::Rows => return None,
         };
-        let row = &bytes[start as usize..(start + row_bytes) as usize];
         Some(Resident::Host(row))
     }
 

@@ -215,8 +215,13 @@ impl Shared {
         Ok(())
     }
 
-    /// Reads go on from the file that is at the path now, which must be `expected`. Nothing is in flight.
-    pub(super) fn reopen(&self, expected: FileIdentity, alignment: u64) -> Result<(), ReadError> {
+    /// Reads of one of the files go on from what is at its path now, which must be `expected`. Nothing is in flight.
+    pub(super) fn reopen(
+        &self,
+        file: usize,
+        expected: FileIdentity,
+        alignment: u64,
+    ) -> Result<(), ReadError> {
         if u64::from(logical_block_bytes(&expected.path)) > alignment {
             return Err(ReadError::Reopen {
                 file: expected.path,
@@ -226,7 +231,7 @@ impl Shared {
             });
         }
         let state = self.lock();
-        state.links().reader.reopen(expected)
+        state.links().reader.reopen(file, expected)
     }
 
     /// A read ended. On the I/O thread, or on the verifier's where reads are verified.

@@ -9,7 +9,9 @@ use super::checksums::{ChecksumTable, RunningChecksum, SeenBy, Stretch, Verdict,
 use super::shared::Shared;
 use super::side_file::SideFile;
 use super::verify_share::{StepCost, VerifyShare};
-use crate::memory::{AbortOnPanic, FileIdentity, ReadError, Region, RegionRead, open_expected};
+use crate::memory::{
+    AbortOnPanic, FileIdentity, PlacedFile, ReadError, Region, RegionRead, file_at, open_expected,
+};
 use crate::metrics::Metrics;
 use crate::placement::Group;
 use rand::{RngExt, SeedableRng};
@@ -17,7 +19,7 @@ use rand_chacha::ChaCha8Rng;
 use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -39,9 +41,11 @@ const COMPARED_BYTES: usize = 1 << 20;
 /// What reads are held against, and how many of them.
 pub(super) struct ReadChecks {
     setting: VerifyShare,
-    model: PathBuf,
+    /// The files of the model as they were when they were opened.
+    files: Vec<PlacedFile>,
     state: Mutex<State>,
-    side_file: Option<Mutex<SideFile>>,
+    /// One for each file, or none.
+    side_files: Vec<Mutex<SideFile>>,
     metrics: Metrics,
     verified_groups: AtomicU64,
     /// Processor time of the thread that verifies groups, since the last step ended.
@@ -51,7 +55,8 @@ pub(super) struct ReadChecks {
 struct State {
     /// Of later reads: above 0, at most 1.
     share: f64,
-    table: ChecksumTable,
+    /// Of each file, at its own offsets.
+    tables: Vec<ChecksumTable>,
     /// Chooses what is verified: reads taken in turn could be those of the same groups in each step.
     random: ChaCha8Rng,
 }
@@ -59,6 +64,8 @@ struct State {
 /// A stretch whose bytes are not those of the first read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mismatch {
+    file: usize,
+    /// Within this file.
     stretch: Stretch,
     seen_by: SeenBy,
 }
@@ -80,19 +87,22 @@ impl ReadChecks {
     pub(super) fn new(
         setting: VerifyShare,
         directory: Option<&Path>,
-        file: &FileIdentity,
+        files: &[PlacedFile],
         metrics: &Metrics,
     ) -> ReadChecks {
-        let side_file = directory.map(|directory| SideFile::new(directory, file));
+        let side_file = |file: &PlacedFile| Some(SideFile::new(directory?, &file.identity));
+        let side_files: Vec<SideFile> = files.iter().filter_map(side_file).collect();
+        let mut tables: Vec<ChecksumTable> = side_files.iter().map(SideFile::read).collect();
+        tables.resize_with(files.len(), ChecksumTable::default);
         ReadChecks {
             setting,
-            model: file.path.clone(),
+            files: files.to_vec(),
             state: Mutex::new(State {
                 share: setting.at_first(),
-                table: side_file.as_ref().map(SideFile::read).unwrap_or_default(),
+                tables,
                 random: ChaCha8Rng::seed_from_u64(CHOICE_SEED),
             }),
-            side_file: side_file.map(Mutex::new),
+            side_files: side_files.into_iter().map(Mutex::new).collect(),
             metrics: metrics.clone(),
             verified_groups: AtomicU64::new(0),
             verifying_nanoseconds: AtomicU64::new(0),
@@ -146,15 +156,27 @@ impl ReadChecks {
     ) -> Result<u64, Mismatch> {
         let mut verified = 0;
         for (stretch, bytes) in read {
-            if !is_due && self.lock().table.was_seen_by_this_run(stretch) {
+            // A stretch lies in one file.
+            let file = file_at(&self.files, stretch.offset);
+            let stretch = Stretch {
+                offset: stretch.offset - self.files[file].base,
+                ..stretch
+            };
+            if !is_due && self.lock().tables[file].was_seen_by_this_run(stretch) {
                 continue;
             }
             let sum = checksum(bytes);
-            let verdict = self.lock().table.judge(stretch, sum);
+            let verdict = self.lock().tables[file].judge(stretch, sum);
             match verdict {
                 Verdict::First => {}
                 Verdict::Agrees => verified += stretch.bytes,
-                Verdict::Differs(seen_by) => return Err(Mismatch { stretch, seen_by }),
+                Verdict::Differs(seen_by) => {
+                    return Err(Mismatch {
+                        file,
+                        stretch,
+                        seen_by,
+                    });
+                }
             }
         }
         self.metrics.reads_verified_bytes_total.inc_by(verified);
@@ -190,7 +212,7 @@ impl ReadChecks {
             .inc();
         tracing::warn!(
             "read {} at byte {}: other bytes than at first; again",
-            self.model.display(),
+            self.files[mismatch.file].identity.path.display(),
             mismatch.stretch.offset
         );
     }
@@ -198,10 +220,11 @@ impl ReadChecks {
     /// What a read has failed with after so many tries.
     pub(super) fn error(&self, mismatch: Mismatch, tries: u32) -> ReadError {
         if mismatch.seen_by == SeenBy::ThisRun {
-            self.lock().table.dispute(mismatch.stretch);
+            self.lock().tables[mismatch.file].dispute(mismatch.stretch);
         }
-        let (file, offset) = (self.model.clone(), mismatch.stretch.offset);
-        match (mismatch.seen_by, &self.side_file) {
+        let file = self.files[mismatch.file].identity.path.clone();
+        let offset = mismatch.stretch.offset;
+        match (mismatch.seen_by, self.side_files.get(mismatch.file)) {
             (SeenBy::EarlierRun, Some(side_file)) => ReadError::OtherBytesThanBefore {
                 file,
                 offset,
@@ -218,35 +241,39 @@ impl ReadChecks {
 
     /// Writes what is not written yet, for a later run. With `if_due`, not if that was done a short time ago.
     pub(super) fn save(&self, if_due: bool) {
-        let Some(side_file) = &self.side_file else {
-            return;
-        };
-        let mut side_file = lock(side_file);
-        if side_file.is_given_up() || (if_due && !side_file.is_due()) {
-            return;
+        for (index, side_file) in self.side_files.iter().enumerate() {
+            let mut side_file = lock(side_file);
+            if side_file.is_given_up() || (if_due && !side_file.is_due()) {
+                continue;
+            }
+            let mut state = self.lock();
+            if !state.tables[index].is_unsaved() {
+                continue;
+            }
+            let bytes = side_file.encode(&mut state.tables[index]);
+            // Reads go on being verified while this one is written; what they add is unsaved again.
+            drop(state);
+            side_file.write(&bytes);
         }
-        let mut state = self.lock();
-        if !state.table.is_unsaved() {
-            return;
-        }
-        let bytes = side_file.encode(&mut state.table);
-        // Reads go on being verified while this one is written; what they add is unsaved again.
-        drop(state);
-        side_file.write(&bytes);
     }
 
-    /// The file is this one from now on; `compare` found the same weights in it.
-    pub(super) fn set_file(&self, file: &FileIdentity) {
-        if let Some(side_file) = &self.side_file {
+    /// One of the files is this one from now on; `compare` found the same weights in it.
+    pub(super) fn set_file(&self, index: usize, file: &FileIdentity) {
+        if let Some(side_file) = self.side_files.get(index) {
             lock(side_file).set_file(file);
-            self.lock().table.take_over();
+            self.lock().tables[index].take_over();
         }
     }
 
-    /// Reads from a file everything whose checksum is known, and compares: what an earlier run has seen was in a file of the
-    /// same identity. Takes as long as the drive needs.
-    pub(super) fn compare(&self, file: &FileIdentity, cancelled: &dyn Fn() -> bool) -> Compared {
-        let known = self.lock().table.all();
+    /// Reads from what took the place of one of the files everything whose checksum is known, and compares: what an earlier
+    /// run has seen was in a file of the same identity. Takes as long as the drive needs.
+    pub(super) fn compare(
+        &self,
+        index: usize,
+        file: &FileIdentity,
+        cancelled: &dyn Fn() -> bool,
+    ) -> Compared {
+        let known = self.lock().tables[index].all();
         if known.is_empty() {
             return Compared::Nothing;
         }
@@ -372,9 +399,17 @@ fn verify(reads: &Receiver<RegionRead>, shared: &Weak<Shared>, checks: &ReadChec
 mod tests {
     use super::*;
 
+    fn alone(identity: &FileIdentity) -> [PlacedFile; 1] {
+        [PlacedFile {
+            identity: identity.clone(),
+            base: 0,
+        }]
+    }
+
     fn checks(share: f64, file: &Path) -> (ReadChecks, FileIdentity, Metrics) {
         let (metrics, identity) = (Metrics::new(), FileIdentity::at(file).unwrap());
-        let checks = ReadChecks::new(VerifyShare::Fixed(share), None, &identity, &metrics);
+        let setting = VerifyShare::Fixed(share);
+        let checks = ReadChecks::new(setting, None, &alone(&identity), &metrics);
         (checks, identity, metrics)
     }
 
@@ -444,7 +479,7 @@ mod tests {
             ReadChecks::new(
                 VerifyShare::Fixed(0.0),
                 Some(kept.as_path()),
-                &identity,
+                &alone(&identity),
                 &metrics,
             )
         };
@@ -467,22 +502,75 @@ mod tests {
         let third = run();
         std::fs::write(&path, b"abcdefgx").unwrap();
         let now = FileIdentity::at(&path).unwrap();
-        let compared = third.compare(&now, &|| false);
+        let compared = third.compare(0, &now, &|| false);
         assert!(matches!(compared, Compared::Differs(4)), "{compared:?}");
         std::fs::write(&path, b"abcdefgh").unwrap();
         let now = FileIdentity::at(&path).unwrap();
-        let compared = third.compare(&now, &|| false);
+        let compared = third.compare(0, &now, &|| false);
         assert!(matches!(compared, Compared::Agrees), "{compared:?}");
         // What was known of the former is known of this one, in later runs too.
-        third.set_file(&now);
+        third.set_file(0, &now);
         third.save(false);
         let fourth = ReadChecks::new(
             VerifyShare::Fixed(0.0),
             Some(kept.as_path()),
-            &now,
+            &alone(&now),
             &metrics,
         );
         assert_eq!(check(&fourth, b"abcdefgx"), other);
+    }
+
+    #[test]
+    fn each_file_of_a_model_has_checksums_of_its_own() {
+        const BASE: u64 = 1 << 20;
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let files = [(0, "one"), (BASE, "two")].map(|(base, name)| {
+            std::fs::write(path(name), b"abcdefgh").unwrap();
+            PlacedFile {
+                identity: FileIdentity::at(&path(name)).unwrap(),
+                base,
+            }
+        });
+        let (kept, metrics) = (path("checksums"), Metrics::new());
+        let run = |files: &[PlacedFile]| {
+            ReadChecks::new(VerifyShare::Fixed(1.0), Some(&kept), files, &metrics)
+        };
+        let check = |checks: &ReadChecks, offset: u64, bytes: &[u8]| {
+            let read = [(stretch(offset as usize, bytes.len()), bytes)];
+            checks.check(read.into_iter(), true)
+        };
+        let first = run(&files);
+        for base in [0, BASE] {
+            check(&first, base, b"abcd").unwrap();
+            check(&first, base + 4, b"efgh").unwrap();
+        }
+        first.save(false);
+        assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 2);
+
+        // In a later run the error names the file, and the offset in it.
+        let second = run(&files);
+        let mismatch = check(&second, BASE + 4, b"efgx").unwrap_err();
+        let error = second.error(mismatch, 1).to_string();
+        let two = format!("read {} at byte 4", path("two").display());
+        assert!(error.starts_with(&two), "{error}");
+        assert!(error.contains("than in an earlier run"), "{error}");
+        check(&second, 4, b"efgh").unwrap();
+
+        // Each is compared with what was read of it.
+        std::fs::write(path("two"), b"abcdefgx").unwrap();
+        let now = |name: &str| FileIdentity::at(&path(name)).unwrap();
+        let compared = second.compare(0, &now("one"), &|| false);
+        assert!(matches!(compared, Compared::Agrees), "{compared:?}");
+        let compared = second.compare(1, &now("two"), &|| false);
+        assert!(matches!(compared, Compared::Differs(4)), "{compared:?}");
+
+        // A file that was changed is recorded anew, and the other is known.
+        let [one, mut two] = files;
+        two.identity = now("two");
+        let third = run(&[one, two]);
+        assert_eq!(check(&third, BASE + 4, b"efgx").unwrap(), 0);
+        check(&third, 4, b"efgx").unwrap_err();
     }
 
     #[test]
@@ -496,7 +584,7 @@ mod tests {
         let (checks, _, _) = checks(1.0, &path);
         let now = || FileIdentity::at(&path).unwrap();
         assert!(matches!(
-            checks.compare(&now(), &|| false),
+            checks.compare(0, &now(), &|| false),
             Compared::Nothing
         ));
         for (offset, length) in [
@@ -507,24 +595,24 @@ mod tests {
             let read = [(stretch(offset, length), &bytes[offset..offset + length])];
             checks.check(read.into_iter(), true).unwrap();
         }
-        let compared = checks.compare(&now(), &|| false);
+        let compared = checks.compare(0, &now(), &|| false);
         assert!(matches!(compared, Compared::Agrees), "{compared:?}");
-        let compared = checks.compare(&now(), &|| true);
+        let compared = checks.compare(0, &now(), &|| true);
         assert!(matches!(compared, Compared::Cancelled), "{compared:?}");
         // What nobody has read may be anything.
         bytes[50] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
-        let compared = checks.compare(&now(), &|| false);
+        let compared = checks.compare(0, &now(), &|| false);
         assert!(matches!(compared, Compared::Agrees), "{compared:?}");
         bytes[100 + 2 * COMPARED_BYTES] ^= 1;
         std::fs::write(&path, &bytes).unwrap();
-        let compared = checks.compare(&now(), &|| false);
+        let compared = checks.compare(0, &now(), &|| false);
         assert!(matches!(compared, Compared::Differs(100)), "{compared:?}");
         std::fs::write(&path, &bytes[..1000]).unwrap();
-        let compared = checks.compare(&now(), &|| false);
+        let compared = checks.compare(0, &now(), &|| false);
         assert!(matches!(compared, Compared::Unreadable(_)), "{compared:?}");
         let other = FileIdentity { inode: 0, ..now() };
-        let compared = checks.compare(&other, &|| false);
+        let compared = checks.compare(0, &other, &|| false);
         assert!(matches!(compared, Compared::Unreadable(_)), "{compared:?}");
     }
 }

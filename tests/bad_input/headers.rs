@@ -129,6 +129,13 @@ fn damaged_headers_are_refused_by_every_command() {
             if what == "no tensors" && [0, 3].contains(&command) {
                 continue;
             }
+            // And tensors of a type that nothing computes with, which it names.
+            if what == "type" && command == 0 {
+                let said = outcome.success();
+                assert!(said.contains("served            no: "), "{said}");
+                assert!(said.contains(part), "{said}");
+                continue;
+            }
             outcome.refusal(1, &["damaged.gguf", part]);
         }
     }

@@ -9,6 +9,8 @@ mod http;
 mod models;
 #[path = "../support/process.rs"]
 mod process;
+#[path = "../support/split.rs"]
+mod split;
 
 mod budgets;
 mod files;
@@ -17,6 +19,7 @@ mod models_that_do_not_add_up;
 mod out_of_memory;
 mod output;
 mod settings;
+mod shards;
 
 use models::{RandomOptions, random};
 use process::{Outcome, run, strata};

@@ -72,7 +72,7 @@ fn keys_that_make_no_model_are_named() {
         ("tokenizer.ggml.tokens", words(&[]), ""),
         ("tokenizer.ggml.eos_token_id", u32::MAX.into(), ""),
         ("tokenizer.ggml.bos_token_id", "one".into(), ""),
-        ("split.count", 2u32.into(), "--merge"),
+        ("split.count", 2u32.into(), "`split.no`"),
     ] {
         changed(&path, |keys, _| {
             keys.retain(|(name, _)| name != key);

@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod files;
 mod golden;
+#[path = "../support/models.rs"]
+mod models;
 mod placements;
 #[path = "../support/run.rs"]
 mod run;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use strata::kernels::ComputePool;
 use strata::memory::{FaultControl, Faults, FaultyReader};
 use strata::metrics::Metrics;
-use strata::model::{Batch, LoadedModel, PlannedModel, StepError};
+use strata::model::{Batch, LoadedModel, PlannedModel, StepError, places};
 use strata::placement::{DeviceKind, ExecutorChoice, PlanRequest, Tier};
 use strata::weights::{Loading, ModelFile, WeightsSettings};
 use tempfile::TempDir;
@@ -86,7 +86,7 @@ pub(crate) fn load(
         planned.plan.weight_home_bytes(Tier::Storage) > 0,
         "nothing streams"
     );
-    let reader = FaultyReader::open(path, seed, Faults::default()).unwrap();
+    let reader = FaultyReader::open(&places(&planned.gguf), seed, Faults::default()).unwrap();
     let control = reader.control();
     let file = ModelFile::Through(Box::new(reader));
     let metrics = Metrics::new();

@@ -13,6 +13,7 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::fs::File;
 use std::io;
+use std::path::Path;
 use std::path::PathBuf;
 use std::sync::mpsc;
 
@@ -30,13 +31,23 @@ fn at_rung(
     arena: &Arc<Arena>,
     border_bytes: usize,
 ) -> Option<Box<dyn BlockReader>> {
+    files_at_rung(rung, &FilePlace::alone(path), arena, border_bytes)
+}
+
+/// The same for several files, which lie on one drive.
+fn files_at_rung(
+    rung: Rung,
+    places: &[FilePlace],
+    arena: &Arc<Arena>,
+    border_bytes: usize,
+) -> Option<Box<dyn BlockReader>> {
     let limits = Limits {
-        block_bytes: logical_block_bytes(path),
+        block_bytes: logical_block_bytes(&places[0].path),
         in_flight_max: 16,
         request_bytes_max: 128 << 10,
         border_bytes,
     };
-    match open_with_limits(path, arena, rung, limits) {
+    match open_with_limits(places, arena, rung, limits) {
         Ok(reader) => Some(reader),
         Err(reason) => {
             eprintln!("skipped {rung}: {reason}");
@@ -161,8 +172,8 @@ fn every_rung_tells_that_the_file_shrank_and_lives_on() {
         done.recv().unwrap().result.unwrap();
         check(&arena, &model.content, &piece(256 << 10));
         assert_ne!(
-            reader.file_identity(),
-            &FileIdentity::at(&model.path).unwrap()
+            reader.files()[0].identity,
+            FileIdentity::at(&model.path).unwrap()
         );
     }
 }
@@ -196,15 +207,100 @@ fn every_rung_opens_a_file_that_took_the_place_of_the_first() {
         let first = FileIdentity::at(&model.path).unwrap();
         std::fs::rename(&beside, &model.path).unwrap();
         // It is not the one that is expected: the first goes on being read.
-        let error = reader.reopen(first).unwrap_err().to_string();
+        let error = reader.reopen(0, first).unwrap_err().to_string();
         assert!(error.contains("model.gguf"), "{rung}: {error}");
         holds(&model.content);
         reader
-            .reopen(FileIdentity::at(&model.path).unwrap())
+            .reopen(0, FileIdentity::at(&model.path).unwrap())
             .unwrap();
         holds(&other);
         std::fs::remove_file(&model.path).unwrap();
         holds(&other);
+    }
+}
+
+/// Three files of odd sizes with bases far apart, and reads that end past the end of each.
+#[test]
+fn every_rung_reads_several_files_as_one() {
+    const BASE: u64 = 1 << 20;
+    const SIZES: [usize; 3] = [100_001, 77, 300_000];
+    for rung in RUNGS {
+        let models = SIZES.map(model);
+        let places: Vec<FilePlace> = models
+            .iter()
+            .zip(0..)
+            .map(|(model, index)| FilePlace {
+                path: model.path.clone(),
+                base: index * BASE,
+            })
+            .collect();
+        let arena = Arc::new(Arena::new("host", 1 << 20).unwrap());
+        let Some(block_reader) = files_at_rung(rung, &places, &arena, 1 << 30) else {
+            continue;
+        };
+        let (on_done, done) = collect();
+        let reader = Reader::with_block_reader(block_reader, Arc::clone(&arena), on_done).unwrap();
+        let identities = reader.files().iter().map(|file| file.identity.bytes);
+        assert!(identities.eq(SIZES.map(|size| size as u64)), "{rung}");
+        // What a piece has of its file, from this byte of it on.
+        let piece = |file: usize, start: usize, bytes: usize| ReadPiece {
+            file_offset: file as u64 * BASE + start as u64,
+            span: Span {
+                offset: file * (320 << 10),
+                bytes,
+            },
+        };
+        let check_all = |last: &[u8]| {
+            let pieces = [
+                piece(0, 0, 104 << 10),
+                piece(1, 0, 4096),
+                piece(2, 8192, 300 << 10),
+            ];
+            reader.read(1, pieces.to_vec());
+            let read = done.recv().unwrap().result.unwrap();
+            let wanted = 100_001 + 77 + 300_000 - 8192;
+            // A block may end past the end of a file.
+            assert!(
+                (wanted..wanted + 3 * 4096).contains(&read),
+                "{rung}: {read}"
+            );
+            let contents = [&models[0].content[..], &models[1].content, &last[8192..]];
+            for (piece, content) in pieces.iter().zip(contents) {
+                let bytes = content.len().min(piece.span.bytes);
+                // SAFETY: the ticket has been reported.
+                let read = unsafe { arena.bytes(piece.span.part(0, bytes)) };
+                assert!(read == &content[..bytes], "{rung}: {piece:?}");
+            }
+        };
+        check_all(&models[2].content);
+
+        // One of them is opened again, and no other.
+        let other: Vec<u8> = models[2].content.iter().map(|byte| !byte).collect();
+        let beside = models[2].path.with_extension("new");
+        std::fs::write(&beside, &other).unwrap();
+        std::fs::rename(&beside, &models[2].path).unwrap();
+        let same = FileIdentity::at(&models[1].path).unwrap();
+        reader.reopen(1, same).unwrap();
+        check_all(&models[2].content);
+        let now = FileIdentity::at(&models[2].path).unwrap();
+        reader.reopen(2, now).unwrap();
+        check_all(&other);
+
+        // The error is that of the file, at its own offset.
+        let file = File::options().write(true).open(&models[2].path).unwrap();
+        file.set_len(50_000).unwrap();
+        reader.read(2, vec![piece(0, 0, 4096), piece(2, 0, 300 << 10)]);
+        match done.recv().unwrap().result {
+            Err(ReadError::Truncated {
+                file,
+                offset,
+                bytes_at_open,
+            }) => {
+                assert_eq!((file, bytes_at_open), (models[2].path.clone(), 300_000));
+                assert!((50_000..300_000).contains(&offset), "{rung}: {offset}");
+            }
+            other => panic!("{rung}: {other:?}"),
+        }
     }
 }
 
@@ -224,6 +320,7 @@ fn every_rung_waits_no_longer_than_it_is_told() {
         let bytes = 4096;
         block_reader.submit(BlockRead {
             slot: 0,
+            file: 0,
             file_offset: 0,
             buffer: Buffer::new(Arc::clone(&arena), Span { offset: 0, bytes }),
         });
@@ -282,7 +379,7 @@ fn every_rung_survives_thousands_of_random_tickets() {
 fn start(path: &Path, choice: ReaderChoice) -> Result<Reader, ReadError> {
     let arena = Arc::new(Arena::new("host", 1 << 20).unwrap());
     let (on_done, done) = collect();
-    let reader = Reader::start(path, arena, choice, on_done)?;
+    let reader = Reader::start(&FilePlace::alone(path), arena, choice, on_done)?;
     reader.read(
         1,
         vec![ReadPiece {
@@ -492,6 +589,7 @@ fn memory_that_is_refused_later_is_read_into_all_the_same() {
                 let offset = slot as usize * PIECE;
                 reader.submit(BlockRead {
                     slot,
+                    file: 0,
                     file_offset: offset as u64,
                     buffer: Buffer::new(Arc::clone(&arena), span.part(offset, PIECE)),
                 });
