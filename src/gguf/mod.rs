@@ -12,6 +12,7 @@
 
 #![deny(clippy::indexing_slicing)]
 
+mod architecture;
 pub mod card;
 mod cursor;
 mod error;
@@ -19,6 +20,7 @@ mod hyperparameters;
 mod metadata;
 mod mixture;
 mod reader;
+mod rope;
 mod tensor_type;
 mod value;
 mod writer;
@@ -28,9 +30,11 @@ mod hostile_tests;
 
 use std::collections::HashMap;
 
+pub use architecture::{Architecture, LayerSizes, LayerVector};
 pub use error::GgufError;
-pub use hyperparameters::{Hyperparameters, RopeScaling};
+pub use hyperparameters::{Hyperparameters, SlidingWindow};
 pub use metadata::Metadata;
+pub use rope::{RopeScaling, Yarn};
 pub use tensor_type::TensorType;
 pub use value::{Array, Value};
 pub use writer::{Header, TensorShape};

@@ -113,9 +113,33 @@ fn shape_rows(lines: &mut Lines, gguf: &Gguf, parameters: &Hyperparameters) {
             parameters.rms_epsilon
         ),
     );
+    if let Some(window) = parameters.window {
+        lines.row(
+            "window",
+            format!(
+                "the last {} positions, with rope base {}; every layer whose number is a multiple of {} sees all",
+                window.positions, window.rope_base, window.period
+            ),
+        );
+    }
     let scaling = match parameters.rope_scaling {
         RopeScaling::None => "not scaled".to_owned(),
         RopeScaling::Linear { factor } => format!("positions divided by {factor}"),
+        RopeScaling::Yarn(yarn) => format!(
+            "YaRN by {} from {} tokens",
+            yarn.factor, yarn.original_context_length
+        ),
+        RopeScaling::LongRope {
+            original_context_length,
+            ..
+        } => format!(
+            "LongRoPE: frequencies divided by `rope_factors_long.weight` in contexts above {original_context_length} tokens, \
+             below by `rope_factors_short.weight`"
+        ),
+    };
+    let magnitude = match parameters.rope_magnitude {
+        1.0 => String::new(),
+        magnitude => format!(", magnitude {magnitude}"),
     };
     let factors = match gguf.tensor("rope_freqs.weight") {
         Some(_) => ", frequencies divided by `rope_freqs.weight`",
@@ -124,7 +148,7 @@ fn shape_rows(lines: &mut Lines, gguf: &Gguf, parameters: &Hyperparameters) {
     lines.row(
         "rope",
         format!(
-            "base {}, {} elements of a head, {scaling}{factors}; trained for {} tokens",
+            "base {}, {} elements of a head, {scaling}{factors}{magnitude}; trained for {} tokens",
             parameters.rope_base, parameters.rope_dimensions, parameters.context_length
         ),
     );

@@ -7,16 +7,16 @@
 use super::gpu::Gpu;
 use super::host::HostCompute;
 use super::matrix::{Matrix, Slice, Walk};
-use super::step::{Input, LayerCache, Norm, Values};
+use super::step::{Input, LayerCache, Norm, Rotation, Values};
 use super::{Batch, StepError};
 use crate::kernels::cuda::{
     AddBias, AddRmsNorm, Attention, CudaKernels, DequantiseRows, DeviceMatrix, DevicePages,
-    DeviceRuns, GatherRows, InputForm, KernelError, LongAttention, MatrixProduct, PagePrecision,
-    QuantiseRows, Rope, SiluMul, StoreKv, long_attention_scratch_bytes, quantised_input_bytes,
+    DeviceRuns, GateMul, GatherRows, InputForm, KernelError, LongAttention, MatrixProduct,
+    PagePrecision, QuantiseRows, Rope, Scale, StoreKv, long_attention_scratch_bytes,
+    quantised_input_bytes,
 };
 use crate::kernels::{
     self, Activations, AttentionShape, ComputePool, MatrixView, OutputRows, Product, RopeAngles,
-    RopePairs,
 };
 use crate::memory::{Crossing, CudaDevice, CudaError, DeviceAddress, MemoryError, Region};
 use crate::placement::{
@@ -28,6 +28,8 @@ use std::sync::Arc;
 /// Every buffer starts on such a boundary.
 const ALIGNMENT: usize = 256;
 const F32_BYTES: usize = size_of::<f32>();
+/// Rope tables of a model, at most: of layers that see everything, and of those that see a window.
+const ROPE_TABLES_MAX: usize = 2;
 /// Elements of the longest block of an 8-bit form.
 const BLOCK_MAX: usize = 256;
 
@@ -47,10 +49,18 @@ struct Told {
     runs: usize,
     starts: usize,
     table: usize,
-    angles: usize,
-    rotated_pairs: usize,
+    /// Of each rope table.
+    angles: [ToldAngles; ROPE_TABLES_MAX],
     /// More than the position of any token.
     positions_end: usize,
+}
+
+/// The angles of one rope table.
+#[derive(Clone, Copy, Debug, Default)]
+struct ToldAngles {
+    offset: usize,
+    /// Pairs of a head that are rotated.
+    pairs: usize,
 }
 
 /// A CUDA device as the one who computes steps.
@@ -116,7 +126,7 @@ impl CudaCompute {
     pub(super) fn begin(
         &mut self,
         batch: &Batch<'_>,
-        angles: &RopeAngles,
+        angles: &[RopeAngles],
     ) -> Result<(), StepError> {
         self.synchronise()?;
         self.used = self.vectors_end;
@@ -130,14 +140,19 @@ impl CudaCompute {
             positions.extend((run.position..).take(run.tokens.len()));
             runs.extend(run.tokens.iter().map(|_| index));
         }
+        let mut told_angles = [ToldAngles::default(); ROPE_TABLES_MAX];
+        assert!(angles.len() <= told_angles.len(), "{} tables", angles.len());
+        for (told, angles) in told_angles.iter_mut().zip(angles) {
+            told.offset = self.send(angles.rotations());
+            told.pairs = angles.pairs();
+        }
         self.told = Told {
             width: positions.len(),
             positions: self.send(&positions),
             runs: self.send(&runs),
             starts: self.send(&starts),
             table: self.send(&table),
-            angles: self.send(angles.rotations()),
-            rotated_pairs: angles.pairs(),
+            angles: told_angles,
             positions_end: positions.iter().max().map_or(0, |&last| last as usize + 1),
         };
         // Kernels that read tables which never arrived would read anywhere.
@@ -205,6 +220,23 @@ impl CudaCompute {
                 delta,
                 weight: self.address_of(norm.weight, norm.columns),
                 output: self.address_of(h, count),
+                columns: norm.columns,
+                tokens: norm.rows,
+                epsilon: norm.epsilon,
+            },
+        )?;
+        Ok(())
+    }
+
+    pub(super) fn normalise(&self, x: &Values, norm: &Norm<'_>) -> Result<(), StepError> {
+        let x = self.address_of(x, norm.rows * norm.columns);
+        self.kernels.add_rms_norm(
+            self.device.compute_stream(),
+            &AddRmsNorm {
+                x,
+                delta: None,
+                weight: self.address_of(norm.weight, norm.columns),
+                output: x,
                 columns: norm.columns,
                 tokens: norm.rows,
                 epsilon: norm.epsilon,
@@ -364,24 +396,19 @@ impl CudaCompute {
         }
     }
 
-    pub(super) fn rope(
-        &self,
-        x: &Values,
-        heads: usize,
-        length: usize,
-        pairs: RopePairs,
-    ) -> Result<(), StepError> {
-        let told = self.told;
+    pub(super) fn rope(&self, x: &Values, rotation: &Rotation) -> Result<(), StepError> {
+        let (told, angles) = (self.told, self.told.angles[rotation.table]);
+        let &Rotation { heads, length, .. } = rotation;
         self.kernels.rope(
             self.device.compute_stream(),
             &Rope {
                 x: self.address_of(x, told.width * heads * length),
-                rotations: self.address(told.angles),
+                rotations: self.address(angles.offset),
                 tokens: told.width,
                 heads,
                 head_length: length,
-                rotated_pairs: told.rotated_pairs,
-                pairs,
+                rotated_pairs: angles.pairs,
+                pairs: rotation.pairs,
             },
         )?;
         Ok(())
@@ -412,8 +439,8 @@ impl CudaCompute {
     pub(super) fn attend(
         &mut self,
         cache: &mut LayerCache<'_>,
-        query: &Values,
-        out: &Values,
+        scale: f32,
+        (query, out): (&Values, &Values),
     ) -> Result<(), StepError> {
         let shape = *cache.kv.shape(cache.layer);
         let tokens = self.told.width;
@@ -424,7 +451,7 @@ impl CudaCompute {
             tokens,
             queries: self.address_of(query, tokens * shape.heads * shape.key_length),
             output: self.address_of(out, tokens * shape.heads * shape.value_length),
-            scale: shape.scale(),
+            scale,
         };
         let positions = self.told.positions_end;
         let is_split = tokens <= SPLIT_ATTENTION_TOKENS_MAX as usize
@@ -436,8 +463,10 @@ impl CudaCompute {
         let offset = match self.scores {
             Some(offset) => offset,
             None => {
+                // Layers with a window need less, and the first may be one of them.
                 let widest = AttentionShape {
                     heads: cache.kv.heads_max(),
+                    window: None,
                     ..shape
                 };
                 self.take(long_attention_scratch_bytes(&widest, tokens, positions) as usize)
@@ -453,21 +482,44 @@ impl CudaCompute {
         Ok(self.kernels.long_attention(stream, &split)?)
     }
 
+    pub(super) fn scale(&self, x: &Values, factor: f32, count: usize) -> Result<(), StepError> {
+        let scale = Scale {
+            x: self.address_of(x, count),
+            factor,
+            count,
+        };
+        let stream = self.device.compute_stream();
+        Ok(self.kernels.scale(stream, &scale)?)
+    }
+
+    pub(super) fn gelu_mul(
+        &self,
+        gate: &Values,
+        up: &Values,
+        count: usize,
+    ) -> Result<(), StepError> {
+        let gate = self.gate(gate, up, count);
+        let stream = self.device.compute_stream();
+        Ok(self.kernels.gelu_mul(stream, &gate)?)
+    }
+
     pub(super) fn silu_mul(
         &self,
         gate: &Values,
         up: &Values,
         count: usize,
     ) -> Result<(), StepError> {
-        self.kernels.silu_mul(
-            self.device.compute_stream(),
-            &SiluMul {
-                gate: self.address_of(gate, count),
-                up: self.address_of(up, count),
-                count,
-            },
-        )?;
-        Ok(())
+        let gate = self.gate(gate, up, count);
+        let stream = self.device.compute_stream();
+        Ok(self.kernels.silu_mul(stream, &gate)?)
+    }
+
+    fn gate(&self, gate: &Values, up: &Values, count: usize) -> GateMul {
+        GateMul {
+            gate: self.address_of(gate, count),
+            up: self.address_of(up, count),
+            count,
+        }
     }
 
     /// Rows of `x`, `[rows, columns]`, by number.

@@ -4,11 +4,14 @@
 //! writes those pages and returns logits. A model lives on the engine thread and never leaves it.
 
 mod cuda;
+mod dense;
+mod gemma3;
 mod gpu;
 mod host;
 mod llama;
 mod load;
 mod matrix;
+mod rope;
 mod shapes;
 mod step;
 

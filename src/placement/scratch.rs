@@ -74,7 +74,7 @@ const ANGLE_BYTES: u64 = 8;
 /// | attention q, k, v and output | w (q + k + v + o) |
 /// | feed-forward gate, up and product | 3 w F |
 /// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms, and packed for tiles: E for three weight types, the others for one; what a compute thread unpacks or packs for one tile is of the heap's overhead |
-/// | rope angles | 8 bytes for each pair of rotated dimensions, w times |
+/// | rope angles | 8 bytes for each pair of rotated dimensions, w times; twice where some layers see a window |
 /// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences); where there are several, twice: the product and the rows that are handed out |
 /// | sampler | 24 bytes for each token of the vocabulary |
 /// | block tables | 4 bytes for each page of the KV cache |
@@ -129,6 +129,9 @@ pub(super) fn items(
         .saturating_add(value)
         .saturating_add(output);
 
+    let rotated_pairs = u64::from(shape.rope_tables()) * u64::from(shape.rope_dimensions / 2);
+    let angles = (width * ANGLE_BYTES).saturating_mul(rotated_pairs);
+
     let compute = match request.device {
         DeviceKind::Cpu => Tier::Host,
         DeviceKind::Emulated | DeviceKind::Cuda => Tier::Device,
@@ -153,11 +156,7 @@ pub(super) fn items(
         floats(3 * feed_forward),
     );
     add(compute, "inputs as the kernels read them", inputs);
-    add(
-        compute,
-        "rope angles",
-        (width * ANGLE_BYTES).saturating_mul(u64::from(shape.rope_dimensions / 2)),
-    );
+    add(compute, "rope angles", angles);
     let handed_out = if compute == Tier::Host && logit_rows > 1 {
         logits
     } else {
@@ -204,7 +203,6 @@ pub(super) fn items(
             "what kernels are told of a step, and boundaries of buffers",
             described.saturating_add(boundaries),
         );
-        let angles = (width * ANGLE_BYTES).saturating_mul(u64::from(shape.rope_dimensions / 2));
         // An input comes to the host, or rows of outputs go back one by one, each from its own boundary.
         let multiplied = host_floats(embedding.max(feed_forward).max(output))
             .max(host_floats(widest_output).saturating_add(host_width * 3 * BUFFER_ALIGNMENT));

@@ -3,7 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod golden;
+#[path = "../support/models.rs"]
+mod models;
 mod placements;
+mod reference;
 #[path = "../support/run.rs"]
 mod run;
 #[path = "../support/synthesised.rs"]
