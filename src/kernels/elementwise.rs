@@ -239,7 +239,7 @@ impl Activation for Silu {
 }
 
 /// 2 sqrt(2 / pi).
-const GELU_LINEAR: f32 = 1.595_769_1;
+const GELU_LINEAR: f32 = 1.595_769_2;
 /// 0.044715 times that.
 const GELU_CUBIC: f32 = 0.071_354_814;
 

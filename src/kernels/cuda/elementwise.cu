@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(256) gelu_mul(float* gate, const fl
     const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (i < count) {
         const float x = gate[i];
-        const float exponent = exact::mul(x, exact::fma(exact::mul(x, x), 0.071354814f, 1.5957691f));
+        const float exponent = exact::mul(x, exact::fma(exact::mul(x, x), 0.071354814f, 1.5957692f));
         const float denominator = exact::add(1.0f, exact::exp(exact::sub(0.0f, exponent)));
         gate[i] = exact::mul(exact::div(x, denominator), __ldg(up + i));
     }
