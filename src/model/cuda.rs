@@ -20,7 +20,7 @@ use crate::kernels::{
 };
 use crate::memory::{Crossing, CudaDevice, CudaError, DeviceAddress, MemoryError, Region};
 use crate::placement::{
-    KvType, Plan, SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, Tier,
+    KvType, Plan, SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, Tier, WindowPages,
 };
 use crate::weights::{Arenas, GatheredRows, Lease, Pass};
 use std::sync::Arc;
@@ -48,7 +48,8 @@ struct Told {
     positions: usize,
     runs: usize,
     starts: usize,
-    table: usize,
+    /// Of layers that see everything, and of those that see a window.
+    tables: [usize; 2],
     /// Of each rope table.
     angles: [ToldAngles; ROPE_TABLES_MAX],
     /// More than the position of any token.
@@ -80,6 +81,7 @@ pub(super) struct CudaCompute {
     quantised: [Option<usize>; 2],
     /// Where the scores of long contexts are, when the step has needed them: one layer after the other has them there.
     scores: Option<usize>,
+    window_pages: Option<WindowPages>,
     told: Told,
     host: HostCompute,
 }
@@ -104,6 +106,7 @@ impl CudaCompute {
             widest_input: 0,
             quantised: [None; 2],
             scores: None,
+            window_pages: plan.kv.window,
             told: Told::default(),
             host: HostCompute { pool },
         })
@@ -134,9 +137,14 @@ impl CudaCompute {
         self.scores = None;
         let (mut positions, mut runs) = (Vec::new(), Vec::new());
         let (mut starts, mut table) = (Vec::new(), Vec::new());
+        let mut window_table = Vec::new();
         for (index, run) in (0u32..).zip(&batch.runs) {
             starts.push(table.len() as u32);
             table.extend(run.pages.iter().map(|page| page.0));
+            if let Some(window) = self.window_pages {
+                assert!(run.slot < window.sequences, "{run:?}, {window:?}");
+                window_table.extend((0..run.pages.len()).map(|page| window.page(run.slot, page)));
+            }
             positions.extend((run.position..).take(run.tokens.len()));
             runs.extend(run.tokens.iter().map(|_| index));
         }
@@ -151,7 +159,7 @@ impl CudaCompute {
             positions: self.send(&positions),
             runs: self.send(&runs),
             starts: self.send(&starts),
-            table: self.send(&table),
+            tables: [self.send(&table), self.send(&window_table)],
             angles: told_angles,
             positions_end: positions.iter().max().map_or(0, |&last| last as usize + 1),
         };
@@ -427,7 +435,7 @@ impl CudaCompute {
             &StoreKv {
                 shape,
                 pages: pages_of(cache),
-                runs: self.runs(),
+                runs: self.runs(&shape),
                 tokens,
                 keys: self.address_of(key, tokens * shape.kv_heads * shape.key_length),
                 values: self.address_of(value, tokens * shape.kv_heads * shape.value_length),
@@ -447,7 +455,7 @@ impl CudaCompute {
         let attention = Attention {
             shape,
             pages: pages_of(cache),
-            runs: self.runs(),
+            runs: self.runs(&shape),
             tokens,
             queries: self.address_of(query, tokens * shape.heads * shape.key_length),
             output: self.address_of(out, tokens * shape.heads * shape.value_length),
@@ -561,12 +569,14 @@ impl CudaCompute {
             .collect())
     }
 
-    fn runs(&self) -> DeviceRuns {
+    /// Where the pages of the runs are listed that a layer of this shape reads.
+    fn runs(&self, shape: &AttentionShape) -> DeviceRuns {
+        let table = self.told.tables[usize::from(shape.window.is_some())];
         DeviceRuns {
             positions: self.address(self.told.positions),
             runs: self.address(self.told.runs),
             starts: self.address(self.told.starts),
-            table: self.address(self.told.table),
+            table: self.address(table),
         }
     }
 
@@ -625,7 +635,7 @@ fn pages_of(LayerCache { kv, layer }: &LayerCache<'_>) -> DevicePages {
     let start = kv.layer_start(*layer) * element_bytes;
     DevicePages {
         start: kv.region().device_address(start, 0),
-        page_stride: kv.page_elements(),
+        page_stride: kv.page_elements(*layer),
         precision,
     }
 }

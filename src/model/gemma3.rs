@@ -102,8 +102,7 @@ impl Gemma3 {
                 factors: None,
             }));
         }
-        let plan = weights.plan();
-        let kv = KvStore::new(kv_region, plan.kv.kind, kv_shapes, plan.kv.pages as usize);
+        let kv = KvStore::new(kv_region, &weights.plan().kv, kv_shapes);
         Ok(Gemma3 {
             layers,
             ends,

@@ -188,12 +188,12 @@ impl HostCompute {
                 let keys = key.chunks_exact(shape.kv_heads * shape.key_length);
                 let values = value.chunks_exact(shape.kv_heads * shape.value_length);
                 let places = batch.runs.iter().flat_map(|run| {
-                    let of_token =
-                        move |position: usize| (run.pages[position / PAGE_TOKENS], position);
                     let first = run.position as usize;
-                    (first..first + run.tokens.len()).map(of_token)
+                    (first..first + run.tokens.len())
+                        .map(move |position| (run.sequence(), position))
                 });
-                for ((page, position), (key, value)) in places.zip(keys.zip(values)) {
+                for ((sequence, position), (key, value)) in places.zip(keys.zip(values)) {
+                    let page = kv.page_of(*layer, sequence, position / PAGE_TOKENS);
                     let page = kv.page_mut(*layer, page);
                     kernels::store_kv(&shape, page, position % PAGE_TOKENS, key, value);
                 }
@@ -211,8 +211,10 @@ impl HostCompute {
     ) -> Result<(), StepError> {
         let (kv, layer) = (&*cache.kv, cache.layer);
         let shape = kv.shape(layer);
-        let pages_of =
-            |run: &super::Run<'_>| run.pages.iter().map(|&page| kv.page(layer, page)).collect();
+        let pages_of = |run: &super::Run<'_>| {
+            let page = |index| kv.page(layer, kv.page_of(layer, run.sequence(), index));
+            (0..run.pages.len()).map(page).collect()
+        };
         let pages: Vec<Vec<PageView<'_>>> = batch.runs.iter().map(pages_of).collect();
         let runs: Vec<AttentionRun<'_>> = batch
             .runs

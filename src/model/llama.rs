@@ -79,8 +79,7 @@ impl Llama {
         let ends = Ends::load(&mut tensors, hyperparameters)?;
         let rope = rope_table(&tensors, hyperparameters, weights.plan().context)?;
         drop(tensors);
-        let pages = weights.plan().kv.pages as usize;
-        let kv_type = weights.plan().kv.kind;
+        let kv = KvStore::new(kv_region, &weights.plan().kv, kv_shapes);
         Ok(Llama {
             layers,
             ends,
@@ -90,8 +89,8 @@ impl Llama {
                 _ => RopePairs::Halves,
             },
             rms_epsilon: hyperparameters.rms_epsilon,
+            kv,
             weights,
-            kv: KvStore::new(kv_region, kv_type, kv_shapes, pages),
             compute,
         })
     }

@@ -277,6 +277,50 @@ fn every_architecture_everywhere() {
     }
 }
 
+/// Layers with a window keep so few pages that a prompt writes over its own several times.
+#[test]
+fn few_pages_for_windows_give_the_bits_of_many() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gemma3.gguf");
+    let options = RandomOptions {
+        architecture: Architecture::Gemma3,
+        layers: 8,
+        ..RandomOptions::default()
+    };
+    random(&path, &options);
+    let with_steps_of = |step_width| PlanRequest {
+        context: 480,
+        step_width: Some(step_width),
+        ..all_resident()
+    };
+    let pages = |request: &PlanRequest| {
+        let planned = PlannedModel::open(&path, request).unwrap();
+        let window = planned.plan.kv.window.unwrap();
+        (window.sequences, window.pages_of_sequence)
+    };
+    let all = with_steps_of(512);
+    // All of the context, and no more: the window of 24 positions and the step would have 18 pages.
+    assert_eq!(pages(&all), (2, 15));
+    let prompt = prompt(470, 256, 5);
+    let alone = Manner {
+        chunk: 470,
+        company: false,
+    };
+    let reference = logits(&mut load(&path, &all, settings()), &prompt, alone);
+    for (step_width, of_sequence) in [(40, 3), (16, 3), (9, 2), (4, 2)] {
+        let request = with_steps_of(step_width);
+        assert_eq!(pages(&request), (2, of_sequence), "steps of {step_width}");
+        let mut loaded = load(&path, &request, settings());
+        for company in [false, true] {
+            // Company takes up to three tokens of a step.
+            let chunk = step_width as usize - if company { 3 } else { 0 };
+            let ours = logits(&mut loaded, &prompt, Manner { chunk, company });
+            let what = format!("steps of {step_width}, company: {company}");
+            assert_same(&reference, &ours, &what);
+        }
+    }
+}
+
 fn check_small(path: &Path, name: &str) {
     let base = PlanRequest {
         context: 160,

@@ -218,19 +218,32 @@ fn check_in(
         kv_type: KvType::F32,
         ..all_resident()
     };
-    let mut loaded = load(&path, &request, settings());
-    for length in [3, 17, 120] {
-        let tokens: Vec<u32> = (0..length).map(|i| (i * 73 + 5) % 256).collect();
-        let expected = reference.log_probabilities(&tokens, turns);
-        let logits = Sequence::new(0, 4).step(&mut loaded, &tokens);
-        let ours = log_probabilities(&logits);
-        assert_eq!(ours.len(), expected.len());
-        for (id, (ours, expected)) in ours.iter().zip(expected).enumerate() {
-            assert!(
-                (ours - expected).abs() <= 0.002,
-                "{}, {keys:?}, {length} tokens, id {id}: {ours} and not {expected}",
-                architecture.name()
-            );
+    let prompts = [3, 17, 120]
+        .map(|length| -> Vec<u32> { (0..length).map(|i| (i * 73 + 5) % 256).collect() });
+    let expected = prompts
+        .each_ref()
+        .map(|tokens| reference.log_probabilities(tokens, turns));
+    // Narrower steps make for fewer pages of layers with windows.
+    for step_width in [128, 16, 1] {
+        let request = PlanRequest {
+            step_width: Some(step_width),
+            ..request.clone()
+        };
+        let mut loaded = load(&path, &request, settings());
+        for (tokens, expected) in prompts.iter().zip(&expected) {
+            let mut sequence = Sequence::new(0, 4);
+            let chunks = tokens.chunks(step_width as usize);
+            let logits = chunks.map(|chunk| sequence.step(&mut loaded, chunk)).last();
+            let ours = log_probabilities(&logits.unwrap());
+            assert_eq!(ours.len(), expected.len());
+            for (id, (ours, expected)) in ours.iter().zip(expected).enumerate() {
+                assert!(
+                    (ours - expected).abs() <= 0.002,
+                    "{}, {keys:?}, {} tokens by {step_width}, id {id}: {ours} and not {expected}",
+                    architecture.name(),
+                    tokens.len()
+                );
+            }
         }
     }
 }

@@ -79,7 +79,7 @@ pub(crate) fn load_on(
     planned.load(pool, &loading).unwrap()
 }
 
-/// A sequence that has pages of its own, the first of which is `first_page`.
+/// A sequence that has pages of its own, the first of which is `first_page`. Of two in a batch one has the first of all.
 pub(crate) struct Sequence {
     pages: Vec<PageId>,
     pub(crate) tokens: Vec<u32>,
@@ -102,6 +102,7 @@ impl Sequence {
             tokens,
             position: position as u32,
             pages: &self.pages[..pages],
+            slot: u32::from(self.pages[0].0 > 0),
             wants_logits,
         }
     }
