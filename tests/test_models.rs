@@ -144,6 +144,8 @@ fn the_files_in_tests_data_are_read() {
             RopeScaling::Linear { factor: 4.0 },
             false,
         ),
+        ("qwen2.gguf", false, RopeScaling::None, false),
+        ("qwen3.gguf", false, RopeScaling::None, false),
     ] {
         let gguf = Gguf::open(&folder.join(file)).unwrap();
         let parameters = Hyperparameters::from_gguf(&gguf).unwrap();

@@ -145,12 +145,17 @@ fn chunks(tokens: &[u32], width: usize) -> impl Iterator<Item = (&[u32], u32)> {
         .map(move |(index, chunk)| (chunk, (index * width) as u32))
 }
 
+/// A run of a sequence that has these pages, each as many.
 fn run<'a>(tokens: &'a [u32], position: u32, pages: &'a [PageId], wants_logits: bool) -> Run<'a> {
     let end = position + tokens.len() as u32;
     Run {
         tokens,
         position,
         pages: &pages[..end.div_ceil(PAGE_TOKENS) as usize],
+        // Sequences have their pages one after another.
+        slot: pages
+            .first()
+            .map_or(0, |first| first.0 / pages.len() as u32),
         wants_logits,
     }
 }

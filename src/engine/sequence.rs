@@ -18,6 +18,8 @@ pub(super) struct Sequence {
     table: BlockTable,
     /// Pages that it may come to need, and that admission has set aside for it.
     promised_pages: u32,
+    /// Its number among the sequences that compute: no two have the same.
+    slot: u32,
     /// Tokens whose keys and values are in the pages.
     computed: usize,
     /// The token chosen last; it goes in next. Nothing before the prompt is done.
@@ -106,13 +108,19 @@ pub(super) fn answer_at_once(
 }
 
 impl Sequence {
-    pub(super) fn new(request: Request, arrived: Instant, promised_pages: u32) -> Sequence {
+    pub(super) fn new(
+        request: Request,
+        arrived: Instant,
+        promised_pages: u32,
+        slot: u32,
+    ) -> Sequence {
         Sequence {
             sampler: Sampler::new(&request.sampling),
             request,
             arrived,
             table: BlockTable::new(),
             promised_pages,
+            slot,
             computed: 0,
             next: 0,
             generated: 0,
@@ -126,6 +134,11 @@ impl Sequence {
 
     pub(super) fn is_ending(&self) -> bool {
         self.ending
+    }
+
+    /// `None` where nothing more is computed: another may have it.
+    pub(super) fn slot(&self) -> Option<u32> {
+        (!self.ending).then_some(self.slot)
     }
 
     pub(super) fn is_closed(&self) -> bool {
@@ -189,6 +202,7 @@ impl Sequence {
             },
             position: self.computed as u32,
             pages: self.table.pages(),
+            slot: self.slot,
             wants_logits: tokens >= left,
         }
     }

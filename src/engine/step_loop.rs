@@ -130,6 +130,12 @@ impl StepLoop {
         }
     }
 
+    /// The lowest number that no sequence has which computes: less than `parallel` where fewer than that do.
+    fn free_slot(&self) -> u32 {
+        let is_free = |slot: &u32| self.sequences.iter().all(|s| s.slot() != Some(*slot));
+        (0..).find(is_free).unwrap_or(0)
+    }
+
     /// Takes requests from the queue, in order, while there are slots and pages for the first of them.
     fn admit(&mut self) {
         self.shared.drop_closed();
@@ -155,8 +161,9 @@ impl StepLoop {
                 let _ = request.events.try_send(answer);
             } else {
                 let needed = pages_max(&request, context, &self.pool);
+                let slot = self.free_slot();
                 self.sequences
-                    .push(Sequence::new(request, waiting.arrived, needed));
+                    .push(Sequence::new(request, waiting.arrived, needed, slot));
             }
         }
     }

@@ -8,7 +8,10 @@ use serde::Deserialize;
 
 use super::mixture::{Mixture, ModelShape, Role};
 use super::reader::open_without_waiting;
-use super::{Gguf, GgufError, Header, Hyperparameters, Metadata, TensorShape, TensorType};
+use super::{
+    Architecture, Gguf, GgufError, Header, Hyperparameters, LayerSizes, Metadata, TensorShape,
+    TensorType,
+};
 
 /// No card is near this long; more is some other file.
 const CARD_BYTES_MAX: u64 = 1 << 20;
@@ -59,6 +62,8 @@ struct Fields {
     context_length: u32,
     rms_epsilon: f32,
     tied_head: bool,
+    /// How many positions most layers of a `gemma3` see.
+    sliding_window: Option<u32>,
     quantisation: Mixture,
     rope: Rope,
 }
@@ -71,6 +76,15 @@ struct Rope {
     /// Positions are divided by this.
     linear: Option<f32>,
     llama3: Option<Llama3>,
+    yarn: Option<Yarn>,
+}
+
+/// YaRN, with the defaults of its paper: <https://arxiv.org/abs/2309.00071>.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Yarn {
+    factor: f32,
+    original_context_length: u32,
 }
 
 /// The scaling of Llama 3.1 and later: <https://arxiv.org/abs/2407.21783>, section 3.2, in the form of its configuration.
@@ -160,9 +174,10 @@ impl Fields {
     /// What would make the index too large to build, or is not a question of the file that results.
     fn check(&self) -> Result<(), CardError> {
         let wrong = |problem: String| Err(CardError::Shape(problem));
-        if self.architecture != "llama" {
+        if Architecture::from_name(&self.architecture).is_none() {
+            let known = Architecture::ALL.map(Architecture::name).join(", ");
             return wrong(format!(
-                "`architecture` is `{}`; cards of `llama` models are supported",
+                "`architecture` is `{}`; cards of these are supported: {known}",
                 self.architecture.escape_debug()
             ));
         }
@@ -178,8 +193,18 @@ impl Fields {
                 ));
             }
         }
-        if self.rope.linear.is_some() && self.rope.llama3.is_some() {
-            return wrong("`rope.linear` and `rope.llama3` exclude each other".to_owned());
+        let scalings = [
+            self.rope.linear.is_some(),
+            self.rope.llama3.is_some(),
+            self.rope.yarn.is_some(),
+        ];
+        if scalings.into_iter().filter(|&is_there| is_there).count() > 1 {
+            return wrong(
+                "`rope.linear`, `rope.llama3` and `rope.yarn` exclude each other".to_owned(),
+            );
+        }
+        if self.sliding_window.is_some() && self.architecture != Architecture::Gemma3.name() {
+            return wrong("`sliding_window` is for models of `gemma3`".to_owned());
         }
         if let Some(llama3) = &self.rope.llama3 {
             llama3.check()?;
@@ -234,6 +259,17 @@ impl Fields {
             insert("rope.scaling.type", "linear".into());
             insert("rope.scaling.factor", factor.into());
         }
+        if let Some(yarn) = &self.rope.yarn {
+            insert("rope.scaling.type", "yarn".into());
+            insert("rope.scaling.factor", yarn.factor.into());
+            insert(
+                "rope.scaling.original_context_length",
+                yarn.original_context_length.into(),
+            );
+        }
+        if let Some(window) = self.sliding_window {
+            insert("attention.sliding_window", window.into());
+        }
         insert("vocab_size", self.vocabulary_size.into());
         metadata.insert("general.file_type", self.quantisation.file_type());
         metadata.insert("general.quantization_version", 2u32);
@@ -259,6 +295,15 @@ impl Fields {
             TensorShape::new(name, kind, [columns, rows])
         };
         let vector = |name: &str, length: u64| TensorShape::new(name, TensorType::F32, [length]);
+        let sizes = LayerSizes {
+            embedding_length: self.embedding_length,
+            head_count: self.head_count,
+            head_count_kv: self.head_count_kv,
+            key_length: self.key_length(),
+            value_length: self.value_length(),
+        };
+        let architecture = Architecture::from_name(&self.architecture);
+        let added = architecture.map_or(&[][..], Architecture::added_vectors);
         let embedding_role = if self.tied_head {
             Role::Head
         } else {
@@ -289,6 +334,10 @@ impl Fields {
                 ("attn_output", Role::AttentionOutput, output_columns, width),
             ] {
                 tensors.push(matrix(&name(part), role, layer, columns, rows));
+            }
+            for added in added {
+                let name = format!("blk.{layer}.{}", added.name);
+                tensors.push(vector(&name, added.elements(&sizes)));
             }
             tensors.push(vector(&name("ffn_norm"), width));
             for (part, role, columns, rows) in [
@@ -431,6 +480,43 @@ mod tests {
         assert_eq!((parameters, gib.as_str()), (134_515_008, "0.10"));
     }
 
+    /// The sizes of the published checkpoints, and the vectors that tell the architectures apart.
+    #[test]
+    fn cards_of_other_architectures_have_the_published_parameters() {
+        for (file, expected, vector, length) in [
+            ("qwen2.5-7b.toml", 7_615_616_512, "attn_k.bias", 512),
+            ("qwen3-8b.toml", 8_190_735_360, "attn_q_norm.weight", 128),
+            (
+                "gemma-3-27b.toml",
+                27_009_346_304,
+                "post_ffw_norm.weight",
+                5376,
+            ),
+        ] {
+            let card = card(file);
+            let (_, parameters, _) = summary(&card);
+            assert_eq!(parameters, expected, "{file}");
+            let index = card.index();
+            let (_, tensor) = index.tensor(&format!("blk.3.{vector}")).unwrap();
+            assert_eq!(tensor.dimensions, [length], "{file}, {vector}");
+        }
+        let parameters = Hyperparameters::from_gguf(&card("gemma-3-27b.toml").index()).unwrap();
+        let window = parameters.window.unwrap();
+        assert_eq!((window.positions, window.of_layer(61)), (1024, Some(1024)));
+        assert_eq!((window.of_layer(59), parameters.key_length), (None, 128));
+    }
+
+    #[test]
+    fn a_card_may_stretch_its_context_by_yarn() {
+        let text = format!("{CARD}yarn = {{ factor = 4.0, original_context_length = 128 }}\n");
+        let index = ShapeCard::parse(&text).unwrap().index();
+        let parameters = Hyperparameters::from_gguf(&index).unwrap();
+        let super::super::RopeScaling::Yarn(yarn) = parameters.rope_scaling else {
+            panic!("{parameters:?}");
+        };
+        assert_eq!((yarn.factor, yarn.original_context_length), (4.0, 128));
+    }
+
     /// Values that llama.cpp's converter writes into rope_freqs.weight of Llama 3.1 8B.
     #[test]
     fn llama3_factors_are_one_then_a_blend_then_the_factor() {
@@ -510,5 +596,12 @@ mod tests {
         let both = "base = 1e4\nlinear = 2.0\nllama3 = { factor = 8.0, low_frequency_factor = 1.0, \
             high_frequency_factor = 4.0, original_context_length = 8192 }";
         check("base = 10000.0", both, "exclude each other");
+        check(
+            "layers = 2",
+            "layers = 2\nsliding_window = 7",
+            "is for models of `gemma3`",
+        );
+        let yarn = "base = 1e4\nyarn = { factor = 4.0, original_context_length = 0 }";
+        check("base = 10000.0", yarn, "original_context_length");
     }
 }

@@ -1,15 +1,15 @@
 //! Hyper-parameters: what the metadata of a llama-like file say about the model's shape, validated once, so that no
 //! user of them meets a zero, a misfit or a wild size.
 
-use super::Gguf;
 use super::error::GgufError;
+use super::rope::RopeScaling;
+use super::{Architecture, Gguf};
 
 const LAYERS_MAX: u32 = 4096;
 /// No size that the metadata give may exceed this; products of three of them still fit 128 bits, and two fit 64.
-const SIZE_MAX: u32 = 1 << 31;
-const ROPE_BASE_DEFAULT: f32 = 10_000.0;
+pub(super) const SIZE_MAX: u32 = 1 << 31;
 
-/// The shape of a model of the llama family.
+/// The shape of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hyperparameters {
     /// The value of `general.architecture`, which is also the prefix of the model's keys.
@@ -32,30 +32,49 @@ pub struct Hyperparameters {
     pub rope_dimensions: u32,
     pub rope_base: f32,
     pub rope_scaling: RopeScaling,
+    /// What cosines and sines are multiplied by: 1, but where long contexts get a sharper attention.
+    pub rope_magnitude: f32,
+    /// Where some layers see the last positions only.
+    pub window: Option<SlidingWindow>,
     /// Rows of `token_embd.weight`.
     pub vocabulary_size: u32,
     /// The output head is the token embedding: there is no `output.weight`.
     pub tied_head: bool,
 }
 
-/// How positions are stretched beyond the context of the first training.
+/// Layers that see the last positions only, between layers that see all.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    None,
-    /// Positions are divided by the factor.
-    Linear {
-        factor: f32,
-    },
+pub struct SlidingWindow {
+    /// How many positions a token sees, its own included: at least 1.
+    pub positions: u32,
+    /// Every so many-th layer sees all: at least 1.
+    pub period: u32,
+    /// The rope base of the layers with a window; their positions are not scaled.
+    pub rope_base: f32,
+}
+
+impl SlidingWindow {
+    /// How many positions a token sees in layer `layer`, counted from 0; `None` for all.
+    pub fn of_layer(&self, layer: usize) -> Option<u32> {
+        let sees_all = (layer as u64 + 1).is_multiple_of(u64::from(self.period));
+        (!sees_all).then_some(self.positions)
+    }
 }
 
 impl Hyperparameters {
-    /// Elements of the keys and values of one token, all layers.
-    pub fn kv_elements(&self) -> u64 {
-        let heads: u64 = self.head_count_kv.iter().copied().map(u64::from).sum();
+    /// Elements of the keys and values of one token in the layers with a window, or in those that see all positions.
+    pub fn kv_elements(&self, with_window: bool) -> u64 {
+        let has_window = |layer| self.window.is_some_and(|it| it.of_layer(layer).is_some());
+        let layers = self.head_count_kv.iter().enumerate();
+        let heads = layers.filter(|&(layer, _)| has_window(layer) == with_window);
+        let heads: u64 = heads.map(|(_, &heads)| u64::from(heads)).sum();
         heads.saturating_mul(u64::from(self.key_length) + u64::from(self.value_length))
     }
 
     /// Reads the keys `{architecture}.*` and the shape of `token_embd.weight`.
+    ///
+    /// # Errors
+    /// Names the key that is missing, of another type or out of range.
     pub fn from_gguf(gguf: &Gguf) -> Result<Hyperparameters, GgufError> {
         let architecture = gguf.architecture()?.to_owned();
         super::shards::refuse_alone(gguf)?;
@@ -88,7 +107,14 @@ impl Hyperparameters {
         let heads = head_count.first().copied().unwrap_or(1);
         let key_length = keys.head_length("attention.key_length", embedding_length, heads)?;
         let value_length = keys.head_length("attention.value_length", embedding_length, heads)?;
-        let (rope_dimensions, rope_base) = keys.rope(key_length)?;
+        let rope = keys.rope(key_length, context_length)?;
+        let window = match Architecture::from_name(&architecture) {
+            Some(Architecture::Gemma3) => {
+                keys.refuse_soft_caps()?;
+                keys.window()?
+            }
+            _ => None,
+        };
         let (vocabulary_size, tied_head) = vocabulary(gguf, embedding_length)?;
         Ok(Hyperparameters {
             layers,
@@ -100,13 +126,20 @@ impl Hyperparameters {
             key_length,
             value_length,
             rms_epsilon: keys.rms_epsilon()?,
-            rope_dimensions,
-            rope_base,
-            rope_scaling: keys.rope_scaling()?,
+            rope_dimensions: rope.dimensions,
+            rope_base: rope.base,
+            rope_scaling: rope.scaling,
+            rope_magnitude: rope.magnitude,
+            window,
             vocabulary_size,
             tied_head,
             architecture,
         })
+    }
+
+    /// How many tables of rope angles a step has: layers with a window have one of their own.
+    pub fn rope_tables(&self) -> u32 {
+        1 + u32::from(self.window.is_some())
     }
 }
 
@@ -149,7 +182,7 @@ fn vocabulary(gguf: &Gguf, embedding_length: u32) -> Result<(u32, bool), GgufErr
 }
 
 /// The keys of one architecture.
-struct Keys<'a> {
+pub(super) struct Keys<'a> {
     gguf: &'a Gguf,
     architecture: &'a str,
 }
@@ -165,11 +198,23 @@ impl Keys<'_> {
         }
     }
 
-    fn error(&self, suffix: &str, problem: std::fmt::Arguments<'_>) -> GgufError {
+    pub(super) fn error(&self, suffix: &str, problem: std::fmt::Arguments<'_>) -> GgufError {
         GgufError::key(&self.name(suffix), problem)
     }
 
-    fn check_size(&self, suffix: &str, value: u32, max: u32) -> Result<u32, GgufError> {
+    pub(super) fn u32(&self, suffix: &str) -> Result<Option<u32>, GgufError> {
+        self.gguf.metadata.u32(&self.name(suffix))
+    }
+
+    pub(super) fn f32(&self, suffix: &str) -> Result<Option<f32>, GgufError> {
+        self.gguf.metadata.f32(&self.name(suffix))
+    }
+
+    pub(super) fn string(&self, suffix: &str) -> Result<Option<&str>, GgufError> {
+        self.gguf.metadata.string(&self.name(suffix))
+    }
+
+    pub(super) fn check_size(&self, suffix: &str, value: u32, max: u32) -> Result<u32, GgufError> {
         if value == 0 || value > max {
             return Err(self.error(
                 suffix,
@@ -217,9 +262,8 @@ impl Keys<'_> {
     }
 
     /// A float that is finite and more than zero.
-    fn positive(&self, suffix: &str) -> Result<Option<f32>, GgufError> {
-        let value = self.gguf.metadata.f32(&self.name(suffix))?;
-        match value {
+    pub(super) fn positive(&self, suffix: &str) -> Result<Option<f32>, GgufError> {
+        match self.f32(suffix)? {
             Some(value) if !value.is_finite() || value <= 0.0 => Err(self.error(
                 suffix,
                 format_args!("is {value}; a finite value above zero is expected"),
@@ -242,66 +286,56 @@ impl Keys<'_> {
         Ok(epsilon)
     }
 
-    fn rope(&self, key_length: u32) -> Result<(u32, f32), GgufError> {
-        const DIMENSIONS: &str = "rope.dimension_count";
-        let dimensions = self
-            .gguf
-            .metadata
-            .u32(&self.name(DIMENSIONS))?
-            .unwrap_or(key_length);
-        if dimensions == 0 || !dimensions.is_multiple_of(2) || dimensions > key_length {
-            return Err(self.error(
-                DIMENSIONS,
-                format_args!("is {dimensions}; an even number of 2 to {key_length}, the elements of a head, is expected"),
-            ));
+    /// The same, or zero.
+    pub(super) fn not_negative(&self, suffix: &str) -> Result<Option<f32>, GgufError> {
+        match self.f32(suffix)? {
+            Some(value) if !value.is_finite() || value < 0.0 => Err(self.error(
+                suffix,
+                format_args!("is {value}; a finite value of zero or more is expected"),
+            )),
+            other => Ok(other),
         }
-        let base = self
-            .positive("rope.freq_base")?
-            .unwrap_or(ROPE_BASE_DEFAULT);
-        Ok((dimensions, base))
     }
 
-    /// The factor of linear scaling also stands in files without a type, and under an old key.
-    fn rope_scaling(&self) -> Result<RopeScaling, GgufError> {
-        const TYPE: &str = "rope.scaling.type";
-        const FACTOR: &str = "rope.scaling.factor";
-        const OLD_FACTOR: &str = "rope.scale_linear";
-        match self.gguf.metadata.string(&self.name(TYPE))? {
-            None | Some("linear") => {}
-            Some("none") => return Ok(RopeScaling::None),
-            Some(other) => {
+    /// Of a model whose layers see a window, but for every sixth, unless the file says otherwise.
+    fn window(&self) -> Result<Option<SlidingWindow>, GgufError> {
+        const WINDOW: &str = "attention.sliding_window";
+        const PERIOD: &str = "attention.sliding_window_pattern";
+        const PERIOD_DEFAULT: u32 = 6;
+        const ROPE_BASE_DEFAULT: f32 = 10_000.0;
+        let Some(positions) = self.u32(WINDOW)? else {
+            return Ok(None);
+        };
+        let period = self.u32(PERIOD)?.unwrap_or(PERIOD_DEFAULT);
+        Ok(Some(SlidingWindow {
+            positions: self.check_size(WINDOW, positions, SIZE_MAX)?,
+            period: self.check_size(PERIOD, period, LAYERS_MAX)?,
+            rope_base: self
+                .positive("rope.freq_base_swa")?
+                .unwrap_or(ROPE_BASE_DEFAULT),
+        }))
+    }
+
+    /// Gemma 2 bounds logits and scores by a hyperbolic tangent. Gemma 3 does not, and nothing here would compute it.
+    fn refuse_soft_caps(&self) -> Result<(), GgufError> {
+        for suffix in ["attn_logit_softcapping", "final_logit_softcapping"] {
+            if let Some(cap) = self.f32(suffix)?
+                && cap != 0.0
+            {
                 return Err(self.error(
-                    TYPE,
-                    format_args!(
-                        "is {}, which is not supported; strata knows `none` and `linear`",
-                        super::error::quote(other)
-                    ),
+                    suffix,
+                    format_args!("is {cap}; bounded logits are not supported"),
                 ));
             }
         }
-        let factor = match self.scaling_factor(FACTOR)? {
-            Some(factor) => Some(factor),
-            None => self.scaling_factor(OLD_FACTOR)?,
-        };
-        Ok(match factor {
-            None => RopeScaling::None,
-            Some(factor) => RopeScaling::Linear { factor },
-        })
-    }
-
-    /// Zero and one both mean that nothing is scaled.
-    fn scaling_factor(&self, suffix: &str) -> Result<Option<f32>, GgufError> {
-        if self.gguf.metadata.f32(&self.name(suffix))? == Some(0.0) {
-            return Ok(None);
-        }
-        Ok(self.positive(suffix)?.filter(|&factor| factor != 1.0))
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::Value;
     use super::super::hostile_tests::valid_file;
+    use super::super::{Header, Metadata, TensorShape, Value};
     use super::*;
 
     #[track_caller]
@@ -372,12 +406,6 @@ mod tests {
         check("llama.rope.dimension_count", 3u32.into(), "an even number");
         check("llama.rope.dimension_count", 4u32.into(), "2 to 2");
         check("llama.rope.freq_base", 0.0f32.into(), "above zero");
-        check(
-            "llama.rope.scaling.type",
-            "yarn".into(),
-            "`yarn`, which is not supported",
-        );
-        check("llama.rope.scaling.factor", f32::INFINITY.into(), "finite");
     }
 
     #[test]
@@ -407,30 +435,53 @@ mod tests {
     }
 
     #[test]
-    fn linear_rope_scaling_is_read_under_its_new_and_its_old_key() {
-        use RopeScaling::{Linear, None};
-        for (pairs, scaling) in [
-            (&[][..], None),
-            (&[("scaling.factor", 4.0f32)][..], Linear { factor: 4.0 }),
-            (&[("scale_linear", 4.0)], Linear { factor: 4.0 }),
-            (
-                &[("scaling.factor", 2.0), ("scale_linear", 4.0)],
-                Linear { factor: 2.0 },
-            ),
-            (&[("scaling.factor", 0.0)], None),
-            (&[("scaling.factor", 1.0)], None),
-        ] {
-            let file = valid_file(|metadata| {
-                for &(key, value) in pairs {
-                    metadata.insert(format!("llama.rope.{key}"), value);
-                }
-            });
-            let gguf = Gguf::parse(&file).unwrap();
-            assert_eq!(
-                Hyperparameters::from_gguf(&gguf).unwrap().rope_scaling,
-                scaling,
-                "{pairs:?}"
+    fn the_window_of_gemma3_is_read_and_checked() {
+        let read = |key: &str, value: Value| {
+            let mut file = Metadata::new();
+            let llama = Gguf::parse(&valid_file(|_| {})).unwrap();
+            for (name, known) in llama.metadata.iter() {
+                file.insert(name.replace("llama.", "gemma3."), known.clone());
+            }
+            file.insert("general.architecture", "gemma3");
+            file.insert("gemma3.attention.sliding_window", 4u32);
+            file.insert(format!("gemma3.{key}"), value);
+            let tensors: Vec<TensorShape> = llama
+                .tensors
+                .iter()
+                .map(|tensor| {
+                    TensorShape::new(&*tensor.name, tensor.kind, tensor.dimensions.clone())
+                })
+                .collect();
+            let header = Header::new(3, &file, &tensors).unwrap();
+            Hyperparameters::from_gguf(header.index())
+        };
+        let window = read("attention.sliding_window", 7u32.into())
+            .unwrap()
+            .window
+            .unwrap();
+        assert_eq!(
+            window,
+            SlidingWindow {
+                positions: 7,
+                period: 6,
+                rope_base: 10_000.0
+            }
+        );
+        let seen: Vec<Option<u32>> = (0..13).map(|layer| window.of_layer(layer)).collect();
+        let all: Vec<usize> = (0..13).filter(|&layer| seen[layer].is_none()).collect();
+        assert_eq!((all, seen[0]), (vec![5, 11], Some(7)));
+
+        let check = |key: &str, value: Value, says: &str| {
+            let error = read(key, value).unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("`gemma3.{key}`")) && error.contains(says),
+                "{error}"
             );
-        }
+        };
+        check("attention.sliding_window", 0u32.into(), "is 0");
+        check("attention.sliding_window_pattern", 0u32.into(), "is 0");
+        check("rope.freq_base_swa", 0.0f32.into(), "above zero");
+        check("final_logit_softcapping", 30.0f32.into(), "not supported");
+        check("attn_logit_softcapping", 50.0f32.into(), "not supported");
     }
 }

@@ -14,6 +14,7 @@
 
 #![deny(clippy::indexing_slicing)]
 
+mod architecture;
 pub mod card;
 mod cursor;
 mod error;
@@ -21,6 +22,7 @@ mod hyperparameters;
 mod metadata;
 mod mixture;
 mod reader;
+mod rope;
 mod shards;
 mod tensor_type;
 mod value;
@@ -32,9 +34,11 @@ mod hostile_tests;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
+pub use architecture::{Architecture, LayerSizes, LayerVector};
 pub use error::GgufError;
-pub use hyperparameters::{Hyperparameters, RopeScaling};
+pub use hyperparameters::{Hyperparameters, SlidingWindow};
 pub use metadata::Metadata;
+pub use rope::{RopeScaling, Yarn};
 pub use shards::unsplit_path;
 pub use tensor_type::TensorType;
 pub use value::{Array, Value};

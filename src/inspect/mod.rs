@@ -148,7 +148,30 @@ fn shape_json(parameters: &Hyperparameters) -> Json {
     let scaling = match parameters.rope_scaling {
         RopeScaling::None => json!({ "type": "none" }),
         RopeScaling::Linear { factor } => json!({ "type": "linear", "factor": factor }),
+        RopeScaling::Yarn(yarn) => json!({
+            "type": "yarn",
+            "factor": yarn.factor,
+            "original_context_length": yarn.original_context_length,
+            "extrapolation": yarn.extrapolation,
+            "beta_fast": yarn.beta_fast,
+            "beta_slow": yarn.beta_slow,
+        }),
+        RopeScaling::LongRope {
+            factor,
+            original_context_length,
+        } => json!({
+            "type": "longrope",
+            "factor": factor,
+            "original_context_length": original_context_length,
+        }),
     };
+    let window = parameters.window.map(|window| {
+        json!({
+            "positions": window.positions,
+            "period": window.period,
+            "rope_base": window.rope_base,
+        })
+    });
     json!({
         "layers": parameters.layers,
         "context_length": parameters.context_length,
@@ -162,9 +185,12 @@ fn shape_json(parameters: &Hyperparameters) -> Json {
         "rope_dimensions": parameters.rope_dimensions,
         "rope_base": parameters.rope_base,
         "rope_scaling": scaling,
+        "rope_magnitude": parameters.rope_magnitude,
+        "sliding_window": window,
         "vocabulary_size": parameters.vocabulary_size,
         "tied_head": parameters.tied_head,
-        "kv_elements_per_token": parameters.kv_elements(),
+        "kv_elements_per_token": parameters.kv_elements(false),
+        "window_kv_elements_per_token": parameters.kv_elements(true),
     })
 }
 

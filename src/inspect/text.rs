@@ -195,22 +195,46 @@ fn shape_rows(lines: &mut Lines, gguf: &Gguf, parameters: &Hyperparameters) {
         ),
     );
     // Two bytes for each element.
-    let token_bytes = parameters.kv_elements().saturating_mul(2);
+    let bytes_of = |with_window| parameters.kv_elements(with_window).saturating_mul(2);
+    let context = parameters.context_length;
+    let in_window = parameters.window.map_or(0, |window| window.positions.min(context));
+    let of_context = (bytes_of(false).saturating_mul(context.into()))
+        .saturating_add(bytes_of(true).saturating_mul(in_window.into()));
     lines.row(
         "KV cache",
         format!(
             "{} per token in f16; {} for the context that the model was trained for",
-            size(token_bytes),
-            size(token_bytes.saturating_mul(parameters.context_length.into()))
+            size(bytes_of(false)),
+            size(of_context)
         ),
     );
-    let window = format!("{}.attention.sliding_window", parameters.architecture);
-    if let Ok(Some(tokens)) = gguf.metadata.u64(&window) {
-        lines.row("window", format!("{tokens} tokens"));
+    if let Some(window) = parameters.window {
+        lines.row(
+            "window",
+            format!(
+                "the last {} positions, with rope base {}; every layer whose number is a multiple of {} sees all",
+                window.positions, window.rope_base, window.period
+            ),
+        );
     }
     let scaling = match parameters.rope_scaling {
         RopeScaling::None => "not scaled".to_owned(),
         RopeScaling::Linear { factor } => format!("positions divided by {factor}"),
+        RopeScaling::Yarn(yarn) => format!(
+            "YaRN by {} from {} tokens",
+            yarn.factor, yarn.original_context_length
+        ),
+        RopeScaling::LongRope {
+            original_context_length,
+            ..
+        } => format!(
+            "LongRoPE: frequencies divided by `rope_factors_long.weight` in contexts above {original_context_length} tokens, \
+             below by `rope_factors_short.weight`"
+        ),
+    };
+    let magnitude = match parameters.rope_magnitude {
+        1.0 => String::new(),
+        magnitude => format!(", magnitude {magnitude}"),
     };
     let factors = match gguf.tensor("rope_freqs.weight") {
         Some(_) => ", frequencies divided by `rope_freqs.weight`",
@@ -219,7 +243,7 @@ fn shape_rows(lines: &mut Lines, gguf: &Gguf, parameters: &Hyperparameters) {
     lines.row(
         "rope",
         format!(
-            "base {}, {} elements of a head, {scaling}{factors}; trained for {} tokens",
+            "base {}, {} elements of a head, {scaling}{factors}{magnitude}; trained for {} tokens",
             parameters.rope_base, parameters.rope_dimensions, parameters.context_length
         ),
     );

@@ -2,8 +2,8 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::ComputePool;
 use super::simd::{self, Lanes};
+use super::{ComputePool, InstructionSet};
 
 /// Elements that one thread takes at once: about ten microseconds.
 const CHUNK_ELEMENTS: usize = 16 << 10;
@@ -13,6 +13,32 @@ const CHUNK_ELEMENTS: usize = 16 << 10;
 /// # Panics
 /// When the two differ in length.
 pub fn silu_mul(pool: &ComputePool, gate: &mut [f32], up: &[f32]) {
+    in_chunks(pool, gate, up, silu_mul_chunk);
+}
+
+/// gate = gelu(gate) * up, where gelu(x) is x (1 + tanh u) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3): the gate of
+/// GeGLU (Shazeer, 2020) with the approximation of Hendrycks and Gimpel (2016). It is computed as x / (1 + e^-2u), which
+/// is the same.
+///
+/// # Panics
+/// When the two differ in length.
+pub fn gelu_mul(pool: &ComputePool, gate: &mut [f32], up: &[f32]) {
+    in_chunks(pool, gate, up, gelu_mul_chunk);
+}
+
+/// Every element of `x` times the factor.
+pub fn scale(x: &mut [f32], factor: f32) {
+    for value in x {
+        *value *= factor;
+    }
+}
+
+fn in_chunks(
+    pool: &ComputePool,
+    gate: &mut [f32],
+    up: &[f32],
+    function: impl Fn(InstructionSet, &mut [f32], &[f32]) + Sync,
+) {
     assert_eq!(gate.len(), up.len(), "lengths of gate and up");
     let set = pool.instruction_set();
     // The lock of a chunk is taken once, by the thread that has it.
@@ -24,7 +50,7 @@ pub fn silu_mul(pool: &ComputePool, gate: &mut [f32], up: &[f32]) {
     pool.run(chunks.len(), &|index| {
         let mut chunk = chunks[index].lock().unwrap_or_else(PoisonError::into_inner);
         let (gate, up) = &mut *chunk;
-        silu_mul_chunk(set, gate, up);
+        function(set, gate, up);
     });
 }
 
@@ -72,6 +98,26 @@ pub fn add_rms_norm(
     });
 }
 
+/// The RMSNorm of each row in its place, as `add_rms_norm` computes it: of heads, and of what a half of a layer gives.
+///
+/// # Panics
+/// When `x` is not rows of `weight.len()`.
+pub fn rms_norm(pool: &ComputePool, x: &mut [f32], weight: &[f32], epsilon: f32) {
+    let columns = weight.len();
+    assert!(
+        columns > 0 && x.len().is_multiple_of(columns),
+        "rows of {columns}: {} values",
+        x.len()
+    );
+    let set = pool.instruction_set();
+    let chunk = columns * (CHUNK_ELEMENTS / columns).max(1);
+    let chunks: Vec<_> = x.chunks_mut(chunk).map(Mutex::new).collect();
+    pool.run(chunks.len(), &|index| {
+        let mut rows = chunks[index].lock().unwrap_or_else(PoisonError::into_inner);
+        rms_norm_rows(set, &mut rows, weight, epsilon);
+    });
+}
+
 simd::vectorised! {
     fn add_rms_norm_rows(
         x: &mut [f32],
@@ -111,6 +157,28 @@ fn add_rms_norm_on<L: Lanes>(
     }
 }
 
+simd::vectorised! {
+    fn rms_norm_rows(x: &mut [f32], weight: &[f32], epsilon: f32) => rms_norm_on
+}
+
+#[inline(always)]
+fn rms_norm_on<L: Lanes>(x: &mut [f32], weight: &[f32], epsilon: f32) {
+    let columns = weight.len();
+    for x in x.chunks_exact_mut(columns) {
+        let squares = add_and_square::<L>(x, None);
+        let scale = 1.0 / (squares / columns as f32 + epsilon).sqrt();
+        let (values, value_rest) = x.as_chunks_mut::<16>();
+        let (weights, weight_rest) = weight.as_chunks::<16>();
+        for (value, weight) in values.iter_mut().zip(weights) {
+            let normal = L::load(value).mul(L::splat(scale));
+            normal.mul(L::load(weight)).store(value);
+        }
+        for (value, weight) in value_rest.iter_mut().zip(weight_rest) {
+            *value = *value * scale * weight;
+        }
+    }
+}
+
 /// x + delta in place of x; the sum of its squares.
 #[inline(always)]
 fn add_and_square<L: Lanes>(x: &mut [f32], delta: Option<&[f32]>) -> f32 {
@@ -143,25 +211,68 @@ simd::vectorised! {
 
 #[inline(always)]
 fn silu_mul_on<L: Lanes>(gate: &mut [f32], up: &[f32]) {
+    mul_on::<L, Silu>(gate, up);
+}
+
+simd::vectorised! {
+    fn gelu_mul_chunk(gate: &mut [f32], up: &[f32]) => gelu_mul_on
+}
+
+#[inline(always)]
+fn gelu_mul_on<L: Lanes>(gate: &mut [f32], up: &[f32]) {
+    mul_on::<L, Gelu>(gate, up);
+}
+
+/// x / (1 + e^-t), where t is what an activation makes of x.
+trait Activation {
+    fn exponent<L: Lanes>(x: L) -> L;
+}
+
+struct Silu;
+struct Gelu;
+
+impl Activation for Silu {
+    #[inline(always)]
+    fn exponent<L: Lanes>(x: L) -> L {
+        x
+    }
+}
+
+/// 2 sqrt(2 / pi).
+const GELU_LINEAR: f32 = 1.595_769_2;
+/// 0.044715 times that.
+const GELU_CUBIC: f32 = 0.071_354_814;
+
+impl Activation for Gelu {
+    #[inline(always)]
+    fn exponent<L: Lanes>(x: L) -> L {
+        let square = x.mul(x);
+        x.mul(square.mul_add(L::splat(GELU_CUBIC), L::splat(GELU_LINEAR)))
+    }
+}
+
+#[inline(always)]
+fn mul_on<L: Lanes, A: Activation>(gate: &mut [f32], up: &[f32]) {
     let (gates, gate_rest) = gate.as_chunks_mut::<16>();
     let (ups, up_rest) = up.as_chunks::<16>();
     for (gate, up) in gates.iter_mut().zip(ups) {
-        silu_mul_lanes::<L>(gate, up);
+        mul_lanes::<L, A>(gate, up);
     }
     if !gate_rest.is_empty() {
         let (mut gate, mut up) = ([0.0; 16], [0.0; 16]);
         gate[..gate_rest.len()].copy_from_slice(gate_rest);
         up[..up_rest.len()].copy_from_slice(up_rest);
-        silu_mul_lanes::<L>(&mut gate, &up);
+        mul_lanes::<L, A>(&mut gate, &up);
         gate_rest.copy_from_slice(&gate[..gate_rest.len()]);
     }
 }
 
 #[inline(always)]
-fn silu_mul_lanes<L: Lanes>(gate: &mut [f32; 16], up: &[f32; 16]) {
+fn mul_lanes<L: Lanes, A: Activation>(gate: &mut [f32; 16], up: &[f32; 16]) {
     let x = L::load(gate);
     let one = L::splat(1.0);
-    let denominator = one.add(simd::exp(L::splat(0.0).sub(x)));
+    let exponent = A::exponent(x);
+    let denominator = one.add(simd::exp(L::splat(0.0).sub(exponent)));
     x.div(denominator).mul(L::load(up)).store(gate);
 }
 
@@ -249,17 +360,70 @@ mod tests {
     }
 
     #[test]
+    fn the_norm_in_place_has_the_bits_of_the_norm_beside() {
+        for columns in [5, 16, 256, 1000] {
+            let rows = 2 * CHUNK_ELEMENTS / columns + 3;
+            let x: Vec<f32> = (0..rows * columns)
+                .map(|i| (i as f32 * 0.37).sin() * 5.0)
+                .collect();
+            let weight: Vec<f32> = (0..columns).map(|i| 0.5 + (i % 13) as f32 / 8.0).collect();
+            let mut beside = vec![0.0; x.len()];
+            let pool = ComputePool::new(1);
+            add_rms_norm(&pool, &mut x.clone(), None, &weight, 1e-6, &mut beside);
+            for set in InstructionSet::ALL
+                .into_iter()
+                .filter(|set| set.is_available())
+            {
+                for threads in [1, 3] {
+                    let pool = ComputePool::with_instruction_set(threads, set);
+                    let mut in_place = x.clone();
+                    super::rms_norm(&pool, &mut in_place, &weight, 1e-6);
+                    assert_eq!(in_place, beside, "{columns} columns, {set}");
+                }
+            }
+        }
+    }
+
+    type Gate = fn(&ComputePool, &mut [f32], &[f32]);
+
+    #[test]
     fn silu_mul_is_accurate_and_the_same_on_every_set_and_thread_count() {
+        check_gate(silu_mul, 1e-6, |x| x / (1.0 + (-x).exp()));
+    }
+
+    #[test]
+    fn gelu_mul_is_accurate_and_the_same_on_every_set_and_thread_count() {
+        // An exponent of size t is good to about t * 2^-23, and |t| is below 90 where e^-t counts.
+        check_gate(gelu_mul, 2e-5, |x| {
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            // 1 + tanh u, without cancellation where it is small.
+            x / (1.0 + (-2.0 * u).exp())
+        });
+        // The form with the tangent, where nothing cancels.
+        for x in [-1.0f32, -0.1, 0.0, 0.3, 1.0, 2.5] {
+            let mut ours = [x];
+            gelu_mul(&ComputePool::new(1), &mut ours, &[1.0]);
+            let x = f64::from(x);
+            let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3));
+            let expected = 0.5 * x * (1.0 + u.tanh());
+            assert!((f64::from(ours[0]) - expected).abs() < 1e-6, "{x}");
+        }
+    }
+
+    #[track_caller]
+    fn check_gate(function: Gate, error: f64, exact: fn(f64) -> f64) {
         let count = 3 * CHUNK_ELEMENTS + 5;
         let gate: Vec<f32> = (0..count).map(|i| (i as f32 * 0.37).sin() * 20.0).collect();
         let up: Vec<f32> = (0..count).map(|i| (i as f32 * 0.11).cos()).collect();
         let mut reference = gate.clone();
         let portable = ComputePool::with_instruction_set(1, InstructionSet::Portable);
-        silu_mul(&portable, &mut reference, &up);
+        function(&portable, &mut reference, &up);
         for ((ours, gate), up) in reference.iter().zip(&gate).zip(&up) {
-            let gate = f64::from(*gate);
-            let expected = gate / (1.0 + (-gate).exp()) * f64::from(*up);
-            assert!((f64::from(*ours) - expected).abs() <= 1e-6 * expected.abs() + 1e-12);
+            let expected = exact(f64::from(*gate)) * f64::from(*up);
+            assert!(
+                (f64::from(*ours) - expected).abs() <= error * expected.abs() + 1e-12,
+                "{gate}: {ours} and not {expected}"
+            );
         }
         for set in InstructionSet::ALL
             .into_iter()
@@ -267,7 +431,7 @@ mod tests {
         {
             for threads in [1, 3] {
                 let mut ours = gate.clone();
-                silu_mul(
+                function(
                     &ComputePool::with_instruction_set(threads, set),
                     &mut ours,
                     &up,

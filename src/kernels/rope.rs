@@ -6,6 +6,7 @@
 use std::sync::Mutex;
 
 use super::ComputePool;
+use crate::gguf::{RopeScaling, Yarn};
 
 /// Which elements of a head are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,37 +17,69 @@ pub enum RopePairs {
     Halves,
 }
 
+/// What the angles of a model follow from.
+#[derive(Clone, Copy, Debug)]
+pub struct RopeSettings<'a> {
+    /// Elements of each head that are rotated: even.
+    pub dimensions: usize,
+    /// Pair i turns by base^(-2i / dimensions) per position, unless scaled.
+    pub base: f32,
+    pub scaling: RopeScaling,
+    /// What cosines and sines are multiplied by; 1 for a rotation.
+    pub magnitude: f32,
+    /// What the frequency of each pair is divided by, where the model has them (`rope_freqs.weight` and others).
+    pub factors: Option<&'a [f32]>,
+}
+
 /// The inverse frequency of each pair: radians per position.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeTable {
     frequencies: Vec<f64>,
+    magnitude: f64,
 }
 
 impl RopeTable {
-    /// `dimensions` elements of each head are rotated, pair i by base^(-2i / dimensions) per position, slowed by
-    /// `linear_factor` (1 for none) and by the model's factor for the pair where it has them (`rope_freqs.weight`).
-    ///
     /// # Panics
     /// When `dimensions` is odd or there is not one factor for each pair.
-    pub fn new(
-        dimensions: usize,
-        base: f32,
-        linear_factor: f32,
-        factors: Option<&[f32]>,
-    ) -> RopeTable {
+    pub fn new(settings: &RopeSettings<'_>) -> RopeTable {
+        let &RopeSettings {
+            dimensions,
+            base,
+            scaling,
+            magnitude,
+            factors,
+        } = settings;
         assert!(dimensions.is_multiple_of(2), "{dimensions} rope dimensions");
         let pairs = dimensions / 2;
         if let Some(factors) = factors {
             assert_eq!(factors.len(), pairs, "rope factors for {pairs} pairs");
         }
+        let base = f64::from(base);
+        let ramp = match scaling {
+            RopeScaling::Yarn(yarn) => Some(Ramp::new(&yarn, dimensions, base)),
+            _ => None,
+        };
         let frequencies = (0..pairs)
             .map(|pair| {
                 let exponent = -2.0 * pair as f64 / dimensions as f64;
-                let factor = factors.map_or(1.0, |factors| f64::from(factors[pair]));
-                f64::from(base).powf(exponent) / (f64::from(linear_factor) * factor)
+                let own = factors.map_or(1.0, |factors| f64::from(factors[pair]));
+                match scaling {
+                    RopeScaling::None => base.powf(exponent) / own,
+                    RopeScaling::Linear { factor } | RopeScaling::LongRope { factor, .. } => {
+                        base.powf(exponent) / (f64::from(factor) * own)
+                    }
+                    RopeScaling::Yarn(yarn) => {
+                        let plain = base.powf(exponent) / own;
+                        let stays = ramp.as_ref().map_or(0.0, |ramp| ramp.at(pair));
+                        plain / f64::from(yarn.factor) * (1.0 - stays) + plain * stays
+                    }
+                }
             })
             .collect();
-        RopeTable { frequencies }
+        RopeTable {
+            frequencies,
+            magnitude: f64::from(magnitude),
+        }
     }
 
     /// Elements of each head that are rotated.
@@ -61,7 +94,7 @@ impl RopeTable {
             .flat_map(|position| {
                 self.frequencies.iter().map(move |frequency| {
                     let (sin, cos) = (f64::from(*position) * frequency).sin_cos();
-                    [cos as f32, sin as f32]
+                    [(cos * self.magnitude) as f32, (sin * self.magnitude) as f32]
                 })
             })
             .collect();
@@ -70,6 +103,37 @@ impl RopeTable {
             pairs: self.frequencies.len(),
             width: positions.len(),
         }
+    }
+}
+
+/// Which frequencies YaRN leaves as they are (Peng et al., 2023, section 3.2): those of the pairs up to `first`, and none
+/// from `last` on; between them ever less.
+struct Ramp {
+    first: f64,
+    last: f64,
+    share: f64,
+}
+
+impl Ramp {
+    fn new(yarn: &Yarn, dimensions: usize, base: f64) -> Ramp {
+        let dimensions = dimensions as f64;
+        // The pair whose frequency turns so often within the original context.
+        let pair_of = |turns: f32| {
+            let wavelength = f64::from(yarn.original_context_length) / f64::from(turns);
+            dimensions * (wavelength / (2.0 * std::f64::consts::PI)).ln() / (2.0 * base.ln())
+        };
+        Ramp {
+            first: pair_of(yarn.beta_fast).floor().max(0.0),
+            last: pair_of(yarn.beta_slow).ceil().min(dimensions - 1.0),
+            share: f64::from(yarn.extrapolation),
+        }
+    }
+
+    fn at(&self, pair: usize) -> f64 {
+        // No division by zero where the ramp is a step.
+        let width = (self.last - self.first).max(0.001);
+        let passed = ((pair as f64 - self.first) / width).clamp(0.0, 1.0);
+        (1.0 - passed) * self.share
     }
 }
 
@@ -173,13 +237,18 @@ mod tests {
         (a * cos - b * sin, a * sin + b * cos)
     }
 
-    fn check(pairs: RopePairs, factors: Option<&[f32]>, linear_factor: f32) {
-        let (heads, head_size, dimensions) = (3, 10, 8);
+    /// Frequencies are compared by what they turn; `expected` gives that of a pair.
+    fn check(
+        settings: &RopeSettings<'_>,
+        pairs: RopePairs,
+        expected_frequency: impl Fn(usize) -> f64,
+    ) {
+        let (heads, head_size, dimensions) = (3, settings.dimensions + 2, settings.dimensions);
         let positions = [0, 1, 77, 3000];
         let x: Vec<f32> = (0..positions.len() * heads * head_size)
             .map(|i| (i as f32).sin())
             .collect();
-        let table = RopeTable::new(dimensions, 10_000.0, linear_factor, factors);
+        let table = RopeTable::new(settings);
         let pool = ComputePool::new(2);
         let mut ours = x.clone();
         rope(
@@ -190,6 +259,7 @@ mod tests {
             &table.angles(&positions),
             pairs,
         );
+        let magnitude = f64::from(settings.magnitude);
         for (t, position) in positions.into_iter().enumerate() {
             for h in 0..heads {
                 let start = (t * heads + h) * head_size;
@@ -198,25 +268,107 @@ mod tests {
                         RopePairs::Interleaved => (2 * pair, 2 * pair + 1),
                         RopePairs::Halves => (pair, pair + dimensions / 2),
                     };
-                    let frequency = 10_000f64.powf(-2.0 * pair as f64 / dimensions as f64)
-                        / f64::from(linear_factor)
-                        / factors.map_or(1.0, |factors| f64::from(factors[pair]));
-                    let (a, b) =
-                        expected(x[start + i], x[start + j], f64::from(position) * frequency);
-                    assert!((f64::from(ours[start + i]) - a).abs() < 1e-6);
-                    assert!((f64::from(ours[start + j]) - b).abs() < 1e-6);
+                    let angle = f64::from(position) * expected_frequency(pair);
+                    let (a, b) = expected(x[start + i], x[start + j], angle);
+                    assert!((f64::from(ours[start + i]) - a * magnitude).abs() < 1e-6);
+                    assert!((f64::from(ours[start + j]) - b * magnitude).abs() < 1e-6);
                 }
-                assert_eq!(ours[start + 8..start + 10], x[start + 8..start + 10]);
+                let end = start + head_size;
+                assert_eq!(ours[end - 2..end], x[end - 2..end]);
             }
         }
     }
 
+    const PLAIN: RopeSettings<'_> = RopeSettings {
+        dimensions: 8,
+        base: 10_000.0,
+        scaling: RopeScaling::None,
+        magnitude: 1.0,
+        factors: None,
+    };
+
     #[test]
     fn rotates_pairs_by_position_times_frequency() {
+        let plain = |pair: usize| 10f64.powi(-(pair as i32));
         for pairs in [RopePairs::Interleaved, RopePairs::Halves] {
-            check(pairs, None, 1.0);
-            check(pairs, Some(&[1.0, 2.0, 4.0, 8.0]), 1.0);
-            check(pairs, None, 4.0);
+            check(&PLAIN, pairs, plain);
+            let with_factors = RopeSettings {
+                factors: Some(&[1.0, 2.0, 4.0, 8.0]),
+                ..PLAIN
+            };
+            check(&with_factors, pairs, |pair| {
+                plain(pair) / [1.0, 2.0, 4.0, 8.0][pair]
+            });
+            let linear = RopeSettings {
+                scaling: RopeScaling::Linear { factor: 4.0 },
+                ..PLAIN
+            };
+            check(&linear, pairs, |pair| plain(pair) / 4.0);
+            let longrope = RopeSettings {
+                scaling: RopeScaling::LongRope {
+                    factor: 1.0,
+                    original_context_length: 64,
+                },
+                magnitude: 1.19,
+                ..with_factors
+            };
+            check(&longrope, pairs, |pair| {
+                plain(pair) / [1.0, 2.0, 4.0, 8.0][pair]
+            });
+        }
+    }
+
+    /// Computed by hand for 16 dimensions, base 10000 and an original context of 4096. The pair that turns `b` times in
+    /// it is 16 ln(4096 / (2 pi b)) / (2 ln 10000): 2.62 for 32 turns and 5.63 for one, so that pairs up to 2 stay,
+    /// those from 6 on are divided by 8, and 3, 4 and 5 lie a quarter, half and three quarters on the way.
+    #[test]
+    fn yarn_divides_slow_frequencies_and_leaves_fast_ones() {
+        let yarn = Yarn {
+            factor: 8.0,
+            original_context_length: 4096,
+            extrapolation: 1.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+        };
+        let settings = |yarn: Yarn| RopeSettings {
+            dimensions: 16,
+            scaling: RopeScaling::Yarn(yarn),
+            magnitude: 1.207_944_2,
+            ..PLAIN
+        };
+        let plain = |pair: usize| 10f64.powf(-0.5 * pair as f64);
+        let slowed = |stays: f64| (1.0 - stays) / 8.0 + stays;
+        let stays = [1.0, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0];
+        for pairs in [RopePairs::Interleaved, RopePairs::Halves] {
+            check(&settings(yarn), pairs, |pair| {
+                plain(pair) * slowed(stays[pair])
+            });
+            let half = Yarn {
+                extrapolation: 0.5,
+                ..yarn
+            };
+            check(&settings(half), pairs, |pair| {
+                plain(pair) * slowed(stays[pair] / 2.0)
+            });
+            // The turns of the file move the ramp: 16 ln(4096 / (2 pi 4)) / (2 ln 10000) = 4.43 for 4 turns.
+            let faster = Yarn {
+                beta_fast: 4.0,
+                ..yarn
+            };
+            let stays = [1.0, 1.0, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0];
+            check(&settings(faster), pairs, |pair| {
+                plain(pair) * slowed(stays[pair])
+            });
+            // Ends that have changed places: a step.
+            let step = Yarn {
+                beta_fast: 1.0,
+                beta_slow: 32.0,
+                ..yarn
+            };
+            let stays = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0];
+            check(&settings(step), pairs, |pair| {
+                plain(pair) * slowed(stays[pair])
+            });
         }
     }
 }

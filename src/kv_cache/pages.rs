@@ -1,6 +1,6 @@
 //! Page bookkeeping: a pool, and one table of pages per sequence. Pure: no bytes here.
 
-/// One page of the KV cache: room for the keys and values of `page_tokens` tokens, in all layers.
+/// One page of the KV cache: room for the keys and values of `page_tokens` tokens, in all layers that see everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PageId(pub u32);
 

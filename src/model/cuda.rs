@@ -7,20 +7,20 @@
 use super::gpu::Gpu;
 use super::host::HostCompute;
 use super::matrix::{Matrix, Slice, Walk};
-use super::step::{Input, LayerCache, Norm, Values};
+use super::step::{Input, LayerCache, Norm, Rotation, Values};
 use super::{Batch, StepError};
 use crate::kernels::cuda::{
     AddBias, AddRmsNorm, Attention, CudaKernels, DequantiseRows, DeviceMatrix, DevicePages,
-    DeviceRuns, GatherRows, InputForm, KernelError, LongAttention, MatrixProduct, PagePrecision,
-    QuantiseRows, Rope, SiluMul, StoreKv, long_attention_scratch_bytes, quantised_input_bytes,
+    DeviceRuns, GateMul, GatherRows, InputForm, KernelError, LongAttention, MatrixProduct,
+    PagePrecision, QuantiseRows, Rope, Scale, StoreKv, long_attention_scratch_bytes,
+    quantised_input_bytes,
 };
 use crate::kernels::{
     self, Activations, AttentionShape, ComputePool, MatrixView, OutputRows, Product, RopeAngles,
-    RopePairs,
 };
 use crate::memory::{Crossing, CudaDevice, CudaError, DeviceAddress, MemoryError, Region};
 use crate::placement::{
-    KvType, Plan, SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, Tier,
+    KvType, Plan, SPLIT_ATTENTION_POSITIONS_MIN, SPLIT_ATTENTION_TOKENS_MAX, Tier, WindowPages,
 };
 use crate::weights::{Arenas, GatheredRows, Lease, Pass};
 use std::sync::Arc;
@@ -28,6 +28,8 @@ use std::sync::Arc;
 /// Every buffer starts on such a boundary.
 const ALIGNMENT: usize = 256;
 const F32_BYTES: usize = size_of::<f32>();
+/// Rope tables of a model, at most: of layers that see everything, and of those that see a window.
+const ROPE_TABLES_MAX: usize = 2;
 /// Elements of the longest block of an 8-bit form.
 const BLOCK_MAX: usize = 256;
 
@@ -46,11 +48,20 @@ struct Told {
     positions: usize,
     runs: usize,
     starts: usize,
-    table: usize,
-    angles: usize,
-    rotated_pairs: usize,
+    /// Of layers that see everything, and of those that see a window.
+    tables: [usize; 2],
+    /// Of each rope table.
+    angles: [ToldAngles; ROPE_TABLES_MAX],
     /// More than the position of any token.
     positions_end: usize,
+}
+
+/// The angles of one rope table.
+#[derive(Clone, Copy, Debug, Default)]
+struct ToldAngles {
+    offset: usize,
+    /// Pairs of a head that are rotated.
+    pairs: usize,
 }
 
 /// A CUDA device as the one who computes steps.
@@ -70,6 +81,7 @@ pub(super) struct CudaCompute {
     quantised: [Option<usize>; 2],
     /// Where the scores of long contexts are, when the step has needed them: one layer after the other has them there.
     scores: Option<usize>,
+    window_pages: Option<WindowPages>,
     told: Told,
     host: HostCompute,
 }
@@ -94,6 +106,7 @@ impl CudaCompute {
             widest_input: 0,
             quantised: [None; 2],
             scores: None,
+            window_pages: plan.kv.window,
             told: Told::default(),
             host: HostCompute { pool },
         })
@@ -116,7 +129,7 @@ impl CudaCompute {
     pub(super) fn begin(
         &mut self,
         batch: &Batch<'_>,
-        angles: &RopeAngles,
+        angles: &[RopeAngles],
     ) -> Result<(), StepError> {
         self.synchronise()?;
         self.used = self.vectors_end;
@@ -124,20 +137,30 @@ impl CudaCompute {
         self.scores = None;
         let (mut positions, mut runs) = (Vec::new(), Vec::new());
         let (mut starts, mut table) = (Vec::new(), Vec::new());
+        let mut window_table = Vec::new();
         for (index, run) in (0u32..).zip(&batch.runs) {
             starts.push(table.len() as u32);
             table.extend(run.pages.iter().map(|page| page.0));
+            if let Some(window) = self.window_pages {
+                assert!(run.slot < window.sequences, "{run:?}, {window:?}");
+                window_table.extend((0..run.pages.len()).map(|page| window.page(run.slot, page)));
+            }
             positions.extend((run.position..).take(run.tokens.len()));
             runs.extend(run.tokens.iter().map(|_| index));
+        }
+        let mut told_angles = [ToldAngles::default(); ROPE_TABLES_MAX];
+        assert!(angles.len() <= told_angles.len(), "{} tables", angles.len());
+        for (told, angles) in told_angles.iter_mut().zip(angles) {
+            told.offset = self.send(angles.rotations());
+            told.pairs = angles.pairs();
         }
         self.told = Told {
             width: positions.len(),
             positions: self.send(&positions),
             runs: self.send(&runs),
             starts: self.send(&starts),
-            table: self.send(&table),
-            angles: self.send(angles.rotations()),
-            rotated_pairs: angles.pairs(),
+            tables: [self.send(&table), self.send(&window_table)],
+            angles: told_angles,
             positions_end: positions.iter().max().map_or(0, |&last| last as usize + 1),
         };
         // Kernels that read tables which never arrived would read anywhere.
@@ -205,6 +228,23 @@ impl CudaCompute {
                 delta,
                 weight: self.address_of(norm.weight, norm.columns),
                 output: self.address_of(h, count),
+                columns: norm.columns,
+                tokens: norm.rows,
+                epsilon: norm.epsilon,
+            },
+        )?;
+        Ok(())
+    }
+
+    pub(super) fn normalise(&self, x: &Values, norm: &Norm<'_>) -> Result<(), StepError> {
+        let x = self.address_of(x, norm.rows * norm.columns);
+        self.kernels.add_rms_norm(
+            self.device.compute_stream(),
+            &AddRmsNorm {
+                x,
+                delta: None,
+                weight: self.address_of(norm.weight, norm.columns),
+                output: x,
                 columns: norm.columns,
                 tokens: norm.rows,
                 epsilon: norm.epsilon,
@@ -364,24 +404,19 @@ impl CudaCompute {
         }
     }
 
-    pub(super) fn rope(
-        &self,
-        x: &Values,
-        heads: usize,
-        length: usize,
-        pairs: RopePairs,
-    ) -> Result<(), StepError> {
-        let told = self.told;
+    pub(super) fn rope(&self, x: &Values, rotation: &Rotation) -> Result<(), StepError> {
+        let (told, angles) = (self.told, self.told.angles[rotation.table]);
+        let &Rotation { heads, length, .. } = rotation;
         self.kernels.rope(
             self.device.compute_stream(),
             &Rope {
                 x: self.address_of(x, told.width * heads * length),
-                rotations: self.address(told.angles),
+                rotations: self.address(angles.offset),
                 tokens: told.width,
                 heads,
                 head_length: length,
-                rotated_pairs: told.rotated_pairs,
-                pairs,
+                rotated_pairs: angles.pairs,
+                pairs: rotation.pairs,
             },
         )?;
         Ok(())
@@ -400,7 +435,7 @@ impl CudaCompute {
             &StoreKv {
                 shape,
                 pages: pages_of(cache),
-                runs: self.runs(),
+                runs: self.runs(&shape),
                 tokens,
                 keys: self.address_of(key, tokens * shape.kv_heads * shape.key_length),
                 values: self.address_of(value, tokens * shape.kv_heads * shape.value_length),
@@ -412,19 +447,19 @@ impl CudaCompute {
     pub(super) fn attend(
         &mut self,
         cache: &mut LayerCache<'_>,
-        query: &Values,
-        out: &Values,
+        scale: f32,
+        (query, out): (&Values, &Values),
     ) -> Result<(), StepError> {
         let shape = *cache.kv.shape(cache.layer);
         let tokens = self.told.width;
         let attention = Attention {
             shape,
             pages: pages_of(cache),
-            runs: self.runs(),
+            runs: self.runs(&shape),
             tokens,
             queries: self.address_of(query, tokens * shape.heads * shape.key_length),
             output: self.address_of(out, tokens * shape.heads * shape.value_length),
-            scale: shape.scale(),
+            scale,
         };
         let positions = self.told.positions_end;
         let is_split = tokens <= SPLIT_ATTENTION_TOKENS_MAX as usize
@@ -436,8 +471,10 @@ impl CudaCompute {
         let offset = match self.scores {
             Some(offset) => offset,
             None => {
+                // Layers with a window need less, and the first may be one of them.
                 let widest = AttentionShape {
                     heads: cache.kv.heads_max(),
+                    window: None,
                     ..shape
                 };
                 self.take(long_attention_scratch_bytes(&widest, tokens, positions) as usize)
@@ -453,21 +490,44 @@ impl CudaCompute {
         Ok(self.kernels.long_attention(stream, &split)?)
     }
 
+    pub(super) fn scale(&self, x: &Values, factor: f32, count: usize) -> Result<(), StepError> {
+        let scale = Scale {
+            x: self.address_of(x, count),
+            factor,
+            count,
+        };
+        let stream = self.device.compute_stream();
+        Ok(self.kernels.scale(stream, &scale)?)
+    }
+
+    pub(super) fn gelu_mul(
+        &self,
+        gate: &Values,
+        up: &Values,
+        count: usize,
+    ) -> Result<(), StepError> {
+        let gate = self.gate(gate, up, count);
+        let stream = self.device.compute_stream();
+        Ok(self.kernels.gelu_mul(stream, &gate)?)
+    }
+
     pub(super) fn silu_mul(
         &self,
         gate: &Values,
         up: &Values,
         count: usize,
     ) -> Result<(), StepError> {
-        self.kernels.silu_mul(
-            self.device.compute_stream(),
-            &SiluMul {
-                gate: self.address_of(gate, count),
-                up: self.address_of(up, count),
-                count,
-            },
-        )?;
-        Ok(())
+        let gate = self.gate(gate, up, count);
+        let stream = self.device.compute_stream();
+        Ok(self.kernels.silu_mul(stream, &gate)?)
+    }
+
+    fn gate(&self, gate: &Values, up: &Values, count: usize) -> GateMul {
+        GateMul {
+            gate: self.address_of(gate, count),
+            up: self.address_of(up, count),
+            count,
+        }
     }
 
     /// Rows of `x`, `[rows, columns]`, by number.
@@ -509,12 +569,14 @@ impl CudaCompute {
             .collect())
     }
 
-    fn runs(&self) -> DeviceRuns {
+    /// Where the pages of the runs are listed that a layer of this shape reads.
+    fn runs(&self, shape: &AttentionShape) -> DeviceRuns {
+        let table = self.told.tables[usize::from(shape.window.is_some())];
         DeviceRuns {
             positions: self.address(self.told.positions),
             runs: self.address(self.told.runs),
             starts: self.address(self.told.starts),
-            table: self.address(self.told.table),
+            table: self.address(table),
         }
     }
 
@@ -573,7 +635,7 @@ fn pages_of(LayerCache { kv, layer }: &LayerCache<'_>) -> DevicePages {
     let start = kv.layer_start(*layer) * element_bytes;
     DevicePages {
         start: kv.region().device_address(start, 0),
-        page_stride: kv.page_elements(),
+        page_stride: kv.page_elements(*layer),
         precision,
     }
 }

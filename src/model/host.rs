@@ -2,11 +2,11 @@
 //! whose arena is the host's to read.
 
 use super::matrix::{Matrix, Walk};
-use super::step::{Input, LayerCache, Norm, Values};
+use super::step::{Input, LayerCache, Norm, Rotation, Values};
 use super::{Batch, StepError};
 use crate::kernels::{
     self, Activations, AttentionRun, ComputePool, MatrixView, OutputRows, PAGE_TOKENS, PageView,
-    Product, RopeAngles, RopePairs,
+    Product, RopeAngles,
 };
 use crate::weights::Pass;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
@@ -83,6 +83,16 @@ impl HostCompute {
         }
     }
 
+    pub(super) fn normalise(&self, x: &Values, norm: &Norm<'_>) -> Result<(), StepError> {
+        with_values(norm.weight.host(), |weight| {
+            with_values_mut(x.host(), |x| {
+                let x = &mut x[..norm.rows * norm.columns];
+                kernels::rms_norm(&self.pool, x, weight, norm.epsilon);
+                Ok(())
+            })
+        })
+    }
+
     pub(super) fn multiply<const N: usize>(
         &self,
         pass: &mut Pass<'_>,
@@ -149,10 +159,15 @@ impl HostCompute {
     pub(super) fn rope(
         &self,
         x: &Values,
-        heads: usize,
-        length: usize,
-        (angles, pairs): (&RopeAngles, RopePairs),
+        angles: &RopeAngles,
+        rotation: &Rotation,
     ) -> Result<(), StepError> {
+        let &Rotation {
+            heads,
+            length,
+            pairs,
+            ..
+        } = rotation;
         with_values_mut(x.host(), |x| {
             let x = &mut x[..angles.width() * heads * length];
             kernels::rope(&self.pool, x, heads, length, angles, pairs);
@@ -173,12 +188,12 @@ impl HostCompute {
                 let keys = key.chunks_exact(shape.kv_heads * shape.key_length);
                 let values = value.chunks_exact(shape.kv_heads * shape.value_length);
                 let places = batch.runs.iter().flat_map(|run| {
-                    let of_token =
-                        move |position: usize| (run.pages[position / PAGE_TOKENS], position);
                     let first = run.position as usize;
-                    (first..first + run.tokens.len()).map(of_token)
+                    (first..first + run.tokens.len())
+                        .map(move |position| (run.sequence(), position))
                 });
-                for ((page, position), (key, value)) in places.zip(keys.zip(values)) {
+                for ((sequence, position), (key, value)) in places.zip(keys.zip(values)) {
+                    let page = kv.page_of(*layer, sequence, position / PAGE_TOKENS);
                     let page = kv.page_mut(*layer, page);
                     kernels::store_kv(&shape, page, position % PAGE_TOKENS, key, value);
                 }
@@ -191,13 +206,15 @@ impl HostCompute {
         &self,
         batch: &Batch<'_>,
         cache: &mut LayerCache<'_>,
-        query: &Values,
-        out: &Values,
+        scale: f32,
+        (query, out): (&Values, &Values),
     ) -> Result<(), StepError> {
         let (kv, layer) = (&*cache.kv, cache.layer);
         let shape = kv.shape(layer);
-        let pages_of =
-            |run: &super::Run<'_>| run.pages.iter().map(|&page| kv.page(layer, page)).collect();
+        let pages_of = |run: &super::Run<'_>| {
+            let page = |index| kv.page(layer, kv.page_of(layer, run.sequence(), index));
+            (0..run.pages.len()).map(page).collect()
+        };
         let pages: Vec<Vec<PageView<'_>>> = batch.runs.iter().map(pages_of).collect();
         let runs: Vec<AttentionRun<'_>> = batch
             .runs
@@ -214,7 +231,28 @@ impl HostCompute {
             with_values_mut(out.host(), |out| {
                 let query = &query[..width * shape.heads * shape.key_length];
                 let out = &mut out[..width * shape.heads * shape.value_length];
-                kernels::attention(&self.pool, shape, shape.scale(), query, &runs, out);
+                kernels::attention(&self.pool, shape, scale, query, &runs, out);
+                Ok(())
+            })
+        })
+    }
+
+    pub(super) fn scale(x: &Values, factor: f32, count: usize) -> Result<(), StepError> {
+        with_values_mut(x.host(), |x| {
+            kernels::scale(&mut x[..count], factor);
+            Ok(())
+        })
+    }
+
+    pub(super) fn gelu_mul(
+        &self,
+        gate: &Values,
+        up: &Values,
+        count: usize,
+    ) -> Result<(), StepError> {
+        with_values(up.host(), |up| {
+            with_values_mut(gate.host(), |gate| {
+                kernels::gelu_mul(&self.pool, &mut gate[..count], &up[..count]);
                 Ok(())
             })
         })

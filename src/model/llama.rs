@@ -1,41 +1,39 @@
-//! The llama family: llama 2 and 3, Mistral, SmolLM.
+//! The llama family: llama 2 and 3, Mistral, SmolLM, and Qwen 2 and 3.
 //!
 //! Touvron et al., "LLaMA: Open and Efficient Foundation Language Models" (2023), with grouped-query attention
 //! (Ainslie et al., 2023), rotary positions (Su et al., 2021), SwiGLU (Shazeer, 2020) and pre-normalisation by RMSNorm
-//! (Zhang and Sennrich, 2019). Tensor names and the interleaved rotary convention are those of llama.cpp's conversion.
+//! (Zhang and Sennrich, 2019). Qwen 2 (Yang et al., "Qwen2 Technical Report", 2024) adds biases to queries, keys and
+//! values; Qwen 3 ("Qwen3 Technical Report", 2025) has none, and an RMSNorm of each head of queries and keys. Tensor names
+//! and rotary conventions are those of llama.cpp's conversion.
 //!
 //! Shapes: `width` tokens in a step; values are f32, `[width, columns]`; a weight matrix is `[rows, columns]` and maps
 //! `[width, columns]` to `[width, rows]`.
 
+use super::dense::{Buffers, Ends, LayerMatrices, attention_shape};
 use super::matrix::{Matrix, ModelError, Tensors};
-use super::step::{Compute, Input, LayerCache, Norm, Step, Values};
+use super::rope::rope_table;
+use super::step::{Compute, Input, LayerCache, Norm, Rotation, Step, Values};
 use super::{Batch, Model, StepError};
-use crate::gguf::{Gguf, Hyperparameters, RopeScaling};
-use crate::kernels::{AttentionShape, RopePairs, RopeTable};
+use crate::gguf::{Architecture, Gguf, Hyperparameters};
+use crate::kernels::{RopePairs, RopeTable};
 use crate::kv_cache::KvStore;
 use crate::memory::Region;
 use crate::weights::Weights;
 
 struct Layer {
     attention_norm: Values,
-    query: Matrix,
-    key: Matrix,
-    value: Matrix,
-    output: Matrix,
+    /// Of each head of queries and keys, `[key length]`: Qwen 3.
+    head_norms: Option<[Values; 2]>,
     feed_forward_norm: Values,
-    gate: Matrix,
-    up: Matrix,
-    down: Matrix,
+    matrices: LayerMatrices,
 }
 
 /// A loaded model of the family.
 pub(super) struct Llama {
     layers: Vec<Layer>,
-    output_norm: Values,
-    /// The token embedding itself where the head is tied.
-    head: Matrix,
-    embedding: Matrix,
+    ends: Ends,
     rope: RopeTable,
+    pairs: RopePairs,
     rms_epsilon: f32,
     weights: Weights,
     kv: KvStore,
@@ -43,12 +41,13 @@ pub(super) struct Llama {
 }
 
 impl Llama {
-    /// Checks that every tensor is there in the shape that the hyper-parameters ask for.
+    /// Brings norms, biases and rope factors to where steps are computed.
     ///
     /// # Errors
     /// Names the tensor that is missing or has another shape.
     pub(super) fn new(
         gguf: &Gguf,
+        architecture: Architecture,
         hyperparameters: &Hyperparameters,
         weights: Weights,
         kv_region: Region,
@@ -57,66 +56,41 @@ impl Llama {
         let small = weights.lease_small();
         let mut tensors = Tensors::new(gguf, weights.plan(), small, &mut compute);
         let hidden = u64::from(hyperparameters.embedding_length);
-        let vocabulary = u64::from(hyperparameters.vocabulary_size);
         let key_length = u64::from(hyperparameters.key_length);
-        let value_length = u64::from(hyperparameters.value_length);
         let mut layers = Vec::new();
         let mut kv_shapes = Vec::new();
         for layer in 0..hyperparameters.layers as usize {
-            let heads = u64::from(hyperparameters.head_count[layer]);
-            let kv_heads = u64::from(hyperparameters.head_count_kv[layer]);
-            let inner = u64::from(hyperparameters.feed_forward_length[layer]);
-            let name = |name: &str| format!("blk.{layer}.{name}");
+            let name = |name: &str| format!("blk.{layer}.{name}.weight");
+            let head_norms = match architecture {
+                Architecture::Qwen3 => Some([
+                    tensors.vector(&name("attn_q_norm"), key_length)?,
+                    tensors.vector(&name("attn_k_norm"), key_length)?,
+                ]),
+                _ => None,
+            };
             layers.push(Layer {
-                attention_norm: tensors.vector(&name("attn_norm.weight"), hidden)?,
-                query: tensors.linear(&name("attn_q"), heads * key_length, hidden)?,
-                key: tensors.linear(&name("attn_k"), kv_heads * key_length, hidden)?,
-                value: tensors.linear(&name("attn_v"), kv_heads * value_length, hidden)?,
-                output: tensors.linear(&name("attn_output"), hidden, heads * value_length)?,
-                feed_forward_norm: tensors.vector(&name("ffn_norm.weight"), hidden)?,
-                gate: tensors.linear(&name("ffn_gate"), inner, hidden)?,
-                up: tensors.linear(&name("ffn_up"), inner, hidden)?,
-                down: tensors.linear(&name("ffn_down"), hidden, inner)?,
+                attention_norm: tensors.vector(&name("attn_norm"), hidden)?,
+                head_norms,
+                feed_forward_norm: tensors.vector(&name("ffn_norm"), hidden)?,
+                matrices: LayerMatrices::load(&mut tensors, hyperparameters, layer)?,
             });
-            kv_shapes.push(AttentionShape {
-                heads: heads as usize,
-                kv_heads: kv_heads as usize,
-                key_length: key_length as usize,
-                value_length: value_length as usize,
-                window: None,
-            });
+            kv_shapes.push(attention_shape(hyperparameters, layer, None));
         }
-        let embedding = tensors.matrix("token_embd.weight", vocabulary, hidden)?;
-        let head = match hyperparameters.tied_head {
-            true => embedding.clone(),
-            false => tensors.matrix("output.weight", vocabulary, hidden)?,
-        };
-        let output_norm = tensors.vector("output_norm.weight", hidden)?;
-        let factors = tensors.optional_floats(
-            "rope_freqs.weight",
-            u64::from(hyperparameters.rope_dimensions / 2),
-        )?;
+        let ends = Ends::load(&mut tensors, hyperparameters)?;
+        let rope = rope_table(&tensors, hyperparameters, weights.plan().context)?;
         drop(tensors);
-        let rope = RopeTable::new(
-            hyperparameters.rope_dimensions as usize,
-            hyperparameters.rope_base,
-            match hyperparameters.rope_scaling {
-                RopeScaling::None => 1.0,
-                RopeScaling::Linear { factor } => factor,
-            },
-            factors.as_deref(),
-        );
-        let pages = weights.plan().kv.pages as usize;
-        let kv_type = weights.plan().kv.kind;
+        let kv = KvStore::new(kv_region, &weights.plan().kv, kv_shapes);
         Ok(Llama {
             layers,
-            output_norm,
-            head,
-            embedding,
+            ends,
             rope,
+            pairs: match architecture {
+                Architecture::Llama => RopePairs::Interleaved,
+                _ => RopePairs::Halves,
+            },
             rms_epsilon: hyperparameters.rms_epsilon,
+            kv,
             weights,
-            kv: KvStore::new(kv_region, kv_type, kv_shapes, pages),
             compute,
         })
     }
@@ -124,7 +98,7 @@ impl Llama {
 
 impl Model for Llama {
     fn vocabulary_size(&self) -> usize {
-        self.head.rows
+        self.ends.head.rows
     }
 
     fn forward(
@@ -140,12 +114,13 @@ impl Model for Llama {
             ..
         } = self;
         let epsilon = self.rms_epsilon;
-        let mut step = Step::begin(compute, weights, batch, &self.rope, cancelled)?;
+        let tables = std::slice::from_ref(&self.rope);
+        let mut step = Step::begin(compute, weights, batch, tables, cancelled)?;
         let width = step.width();
-        let hidden = self.embedding.columns;
+        let hidden = self.ends.embedding.columns;
 
         // Token ids to vectors.
-        let x = step.embed(&self.embedding)?;
+        let x = step.embed(&self.ends.embedding)?;
         let h = step.values(width, hidden)?;
         let projected = step.values(width, hidden)?;
         let Buffers {
@@ -155,11 +130,12 @@ impl Model for Llama {
             attended,
             gate,
             up,
-        } = Buffers::for_all(layers, &mut step)?;
+        } = Buffers::for_all(layers.iter().map(|layer| &layer.matrices), &mut step)?;
         // What the layer before adds to x: it is added where the sum is normalised.
         let mut delta = None;
 
         for (index, layer) in layers.iter().enumerate() {
+            let matrices = &layer.matrices;
             let input = |values, matrix: &Matrix| Input {
                 values,
                 rows: width,
@@ -172,88 +148,52 @@ impl Model for Llama {
                 columns: hidden,
             };
             let shape = *kv.shape(index);
+            let head_norm = |weight, heads| Norm {
+                weight,
+                epsilon,
+                rows: width * heads,
+                columns: shape.key_length,
+            };
+            let rotation = |heads| Rotation {
+                table: 0,
+                pairs: self.pairs,
+                heads,
+                length: shape.key_length,
+            };
             let cache = &mut LayerCache { kv, layer: index };
 
             // Attention: a token looks at itself and at what came before it in its sequence.
             step.add_and_normalise(&x, delta, &norm(&layer.attention_norm), &h)?;
             let products = [
-                (&layer.query, &query),
-                (&layer.key, &key),
-                (&layer.value, &value),
+                (&matrices.query, &query),
+                (&matrices.key, &key),
+                (&matrices.value, &value),
             ];
-            step.multiply(&input(&h, &layer.query), products)?;
-            let pairs = RopePairs::Interleaved;
-            step.rope(&query, shape.heads, shape.key_length, pairs)?;
-            step.rope(&key, shape.kv_heads, shape.key_length, pairs)?;
+            step.multiply(&input(&h, &matrices.query), products)?;
+            if let Some([of_queries, of_keys]) = &layer.head_norms {
+                step.normalise(&query, &head_norm(of_queries, shape.heads))?;
+                step.normalise(&key, &head_norm(of_keys, shape.kv_heads))?;
+            }
+            step.rope(&query, &rotation(shape.heads))?;
+            step.rope(&key, &rotation(shape.kv_heads))?;
             step.store(cache, &key, &value)?;
-            step.attend(cache, &query, &attended)?;
-            let products = [(&layer.output, &projected)];
-            step.multiply(&input(&attended, &layer.output), products)?;
+            step.attend(cache, shape.scale(), &query, &attended)?;
+            let products = [(&matrices.output, &projected)];
+            step.multiply(&input(&attended, &matrices.output), products)?;
 
             // Feed-forward: down(silu(gate x) * up x).
             let delta_of_attention = Some(&projected);
             step.add_and_normalise(&x, delta_of_attention, &norm(&layer.feed_forward_norm), &h)?;
-            let products = [(&layer.gate, &gate), (&layer.up, &up)];
-            step.multiply(&input(&h, &layer.gate), products)?;
-            step.silu_mul(&gate, &up, width * layer.gate.rows)?;
-            step.multiply(&input(&gate, &layer.down), [(&layer.down, &projected)])?;
+            let products = [(&matrices.gate, &gate), (&matrices.up, &up)];
+            step.multiply(&input(&h, &matrices.gate), products)?;
+            step.silu_mul(&gate, &up, width * matrices.gate.rows)?;
+            let products = [(&matrices.down, &projected)];
+            step.multiply(&input(&gate, &matrices.down), products)?;
             delta = Some(&projected);
         }
 
-        // Logits, for the tokens whose successor is wanted.
-        let wanted = step.wanted();
-        let mut logits = Vec::new();
-        if wanted == 0 {
-            step.pass_by(&self.head)?;
-        } else {
-            let x = step.last_rows(&x, hidden)?;
-            let projected = match delta {
-                Some(_) => Some(step.last_rows(&projected, hidden)?),
-                None => None,
-            };
-            let h = step.values(wanted, hidden)?;
-            let norm = Norm {
-                weight: &self.output_norm,
-                epsilon,
-                rows: wanted,
-                columns: hidden,
-            };
-            step.add_and_normalise(&x, projected.as_ref(), &norm, &h)?;
-            let input = Input {
-                values: &h,
-                rows: wanted,
-                columns: self.head.columns,
-            };
-            logits = step.logits(&self.head, &input)?;
-        }
+        let logits = self.ends.logits(&mut step, &x, delta, epsilon)?;
         step.finish()?;
         Ok(logits)
-    }
-}
-
-/// What the products of a layer write, `[width, rows]` each: room for the largest layer, used by all of them in turn.
-struct Buffers {
-    query: Values,
-    key: Values,
-    value: Values,
-    attended: Values,
-    gate: Values,
-    up: Values,
-}
-
-impl Buffers {
-    fn for_all(layers: &[Layer], step: &mut Step<'_>) -> Result<Buffers, StepError> {
-        let width = step.width();
-        let mut room = |columns: fn(&Layer) -> usize| {
-            step.values(width, layers.iter().map(columns).max().unwrap_or(0))
-        };
-        Ok(Buffers {
-            query: room(|layer| layer.query.rows)?,
-            key: room(|layer| layer.key.rows)?,
-            value: room(|layer| layer.value.rows)?,
-            attended: room(|layer| layer.output.columns)?,
-            gate: room(|layer| layer.gate.rows)?,
-            up: room(|layer| layer.up.rows)?,
-        })
     }
 }

@@ -2,12 +2,13 @@
 
 use super::Model;
 use super::cuda::CudaCompute;
+use super::gemma3::Gemma3;
 use super::gpu::{Gpu, gpu_supports};
 use super::host::HostCompute;
 use super::llama::Llama;
 use super::matrix::ModelError;
 use super::step::Compute;
-use crate::gguf::{Gguf, GgufError, Hyperparameters};
+use crate::gguf::{Architecture, Gguf, GgufError, Hyperparameters};
 use crate::kernels::ComputePool;
 use crate::memory::{
     CudaError, FilePlace, MAX_BLOCK_BYTES, MemoryError, Phase, Rung, logical_block_bytes,
@@ -28,7 +29,7 @@ pub enum OpenError {
     #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error(
-        "the architecture `{0}` is not supported; llama is (llama 2 and 3, Mistral, SmolLM, TinyLlama)"
+        "the architecture `{0}` is not supported; llama (Llama 2 and 3, Mistral, SmolLM, TinyLlama), qwen2, qwen3 and gemma3 are"
     )]
     Architecture(String),
     #[error("a GPU cannot compute it: {0}; give --device cpu")]
@@ -137,13 +138,16 @@ impl PlannedModel {
         publish(&self.plan, loading.metrics);
         let reader = weights.reader_rung();
         let traffic = Box::new(weights.traffic());
-        let model = Llama::new(
-            &self.gguf,
-            &self.hyperparameters,
-            weights,
-            kv_region,
-            compute,
-        )?;
+        let (gguf, shape) = (&self.gguf, &self.hyperparameters);
+        let model: Box<dyn Model> = match architecture(gguf)? {
+            Architecture::Gemma3 => {
+                Box::new(Gemma3::new(gguf, shape, weights, kv_region, compute)?)
+            }
+            architecture @ (Architecture::Llama | Architecture::Qwen2 | Architecture::Qwen3) => {
+                let model = Llama::new(gguf, architecture, shape, weights, kv_region, compute);
+                Box::new(model?)
+            }
+        };
 
         if let Some(gpu) = &self.gpu {
             // Everything that was sent has arrived, or the model is not loaded.
@@ -151,7 +155,7 @@ impl PlannedModel {
         }
         Phase::end_loading();
         Ok(LoadedModel {
-            model: Box::new(model),
+            model,
             reader,
             traffic,
             arenas,
@@ -163,7 +167,7 @@ impl PlannedModel {
 pub fn check(gguf: &Gguf) -> Result<Hyperparameters, OpenError> {
     gguf.refuse_foreign()?;
     let hyperparameters = hyperparameters(gguf)?;
-    super::shapes::check(gguf, &hyperparameters)?;
+    super::shapes::check(gguf, architecture(gguf)?, &hyperparameters)?;
     Ok(hyperparameters)
 }
 
@@ -179,11 +183,13 @@ pub fn places(gguf: &Gguf) -> Vec<FilePlace> {
 
 /// What a file of an architecture that is known here says of its shape.
 pub fn hyperparameters(gguf: &Gguf) -> Result<Hyperparameters, OpenError> {
-    let architecture = gguf.architecture()?;
-    if architecture != "llama" {
-        return Err(OpenError::Architecture(architecture.to_owned()));
-    }
+    architecture(gguf)?;
     Ok(Hyperparameters::from_gguf(gguf)?)
+}
+
+fn architecture(gguf: &Gguf) -> Result<Architecture, OpenError> {
+    let name = gguf.architecture()?;
+    Architecture::from_name(name).ok_or_else(|| OpenError::Architecture(name.to_owned()))
 }
 
 /// What the plan fixes once, as metrics.

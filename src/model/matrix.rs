@@ -22,6 +22,10 @@ pub enum ModelError {
     },
     #[error("tensor `{name}` has the type {kind}, and norms, biases and rope factors must be F32 or F16", kind = kind.name())]
     Kind { name: String, kind: TensorType },
+    #[error(
+        "tensor `{name}` holds {value}, and frequencies are divided by finite values above zero"
+    )]
+    RopeFactor { name: String, value: f32 },
     #[error("{0}")]
     Compute(#[from] StepError),
 }

@@ -4,11 +4,14 @@
 //! writes those pages and returns logits. A model lives on the engine thread and never leaves it.
 
 mod cuda;
+mod dense;
+mod gemma3;
 mod gpu;
 mod host;
 mod llama;
 mod load;
 mod matrix;
+mod rope;
 mod shapes;
 mod step;
 
@@ -16,7 +19,7 @@ pub use gpu::{Gpu, GpuError, gpu_supports};
 pub use load::{LoadedModel, OpenError, PlannedModel, check, hyperparameters, places};
 pub use matrix::ModelError;
 
-use crate::kv_cache::PageId;
+use crate::kv_cache::{PageId, SequencePages};
 
 /// One step's tokens: for each sequence a run of consecutive tokens.
 #[derive(Clone, Debug)]
@@ -45,8 +48,20 @@ pub struct Run<'a> {
     pub position: u32,
     /// Pages of this sequence, in order, covering `position + tokens.len()` tokens and no page more.
     pub pages: &'a [PageId],
+    /// Which sequence it is of the plan's `parallel`: layers that see a window keep its last positions there. No two
+    /// runs of a batch have one slot, and a sequence keeps its own.
+    pub slot: u32,
     /// Whether logits are wanted for the last token of the run.
     pub wants_logits: bool,
+}
+
+impl<'a> Run<'a> {
+    fn sequence(&self) -> SequencePages<'a> {
+        SequencePages {
+            pages: self.pages,
+            slot: self.slot,
+        }
+    }
 }
 
 /// A loaded model.

@@ -2,11 +2,15 @@
 //! that cannot be this model is refused at once, and not after tens of gigabytes were read.
 
 use super::matrix::ModelError;
-use crate::gguf::{Gguf, Hyperparameters};
+use crate::gguf::{Architecture, Gguf, Hyperparameters, LayerSizes, RopeScaling};
 
 /// # Errors
 /// Names the first tensor that is missing or has another shape.
-pub(super) fn check(gguf: &Gguf, shape: &Hyperparameters) -> Result<(), ModelError> {
+pub(super) fn check(
+    gguf: &Gguf,
+    architecture: Architecture,
+    shape: &Hyperparameters,
+) -> Result<(), ModelError> {
     let check = |name: String, dimensions: &[u64]| match gguf.tensor(&name) {
         None => Err(ModelError::Missing(name)),
         Some((_, tensor)) if tensor.dimensions == dimensions => Ok(()),
@@ -19,9 +23,28 @@ pub(super) fn check(gguf: &Gguf, shape: &Hyperparameters) -> Result<(), ModelErr
     let hidden = u64::from(shape.embedding_length);
     let (key, value) = (u64::from(shape.key_length), u64::from(shape.value_length));
     check("output_norm.weight".to_owned(), &[hidden])?;
+    let pairs = u64::from(shape.rope_dimensions / 2);
+    match shape.rope_scaling {
+        RopeScaling::LongRope { .. } => {
+            for length in ["long", "short"] {
+                check(format!("rope_factors_{length}.weight"), &[pairs])?;
+            }
+        }
+        _ if gguf.tensor("rope_freqs.weight").is_some() => {
+            check("rope_freqs.weight".to_owned(), &[pairs])?;
+        }
+        _ => {}
+    }
     let layers = shape.head_count.iter().zip(&shape.head_count_kv);
     for (layer, ((&heads, &kv_heads), &inner)) in layers.zip(&shape.feed_forward_length).enumerate()
     {
+        let sizes = LayerSizes {
+            embedding_length: shape.embedding_length,
+            head_count: heads,
+            head_count_kv: kv_heads,
+            key_length: shape.key_length,
+            value_length: shape.value_length,
+        };
         let (heads, kv_heads, inner) = (u64::from(heads), u64::from(kv_heads), u64::from(inner));
         for (name, columns, rows) in [
             ("attn_q", hidden, heads * key),
@@ -33,9 +56,14 @@ pub(super) fn check(gguf: &Gguf, shape: &Hyperparameters) -> Result<(), ModelErr
             ("ffn_down", inner, hidden),
         ] {
             check(format!("blk.{layer}.{name}.weight"), &[columns, rows])?;
+            let bias = format!("blk.{layer}.{name}.bias");
+            if gguf.tensor(&bias).is_some() {
+                check(bias, &[rows])?;
+            }
         }
-        for name in ["attn_norm", "ffn_norm"] {
-            check(format!("blk.{layer}.{name}.weight"), &[hidden])?;
+        for vector in architecture.layer_vectors() {
+            let name = format!("blk.{layer}.{}", vector.name);
+            check(name, &[vector.elements(&sizes)])?;
         }
     }
     Ok(())

@@ -70,7 +70,8 @@ pub(super) struct Step<'m> {
     compute: &'m mut Compute,
     pass: Pass<'m>,
     batch: &'m Batch<'m>,
-    angles: RopeAngles,
+    /// Of each rope table.
+    angles: Vec<RopeAngles>,
     // Dropped last, when the pass is over.
     span: StepSpan,
     _phase: StepScope,
@@ -87,12 +88,16 @@ impl<'m> Step<'m> {
         compute: &'m mut Compute,
         weights: &'m Weights,
         batch: &'m Batch<'m>,
-        rope: &RopeTable,
+        tables: &[RopeTable],
         cancelled: &'m dyn Fn() -> bool,
     ) -> Result<Step<'m>, StepError> {
         let phase = Phase::begin_step(batch.width(), batch.has_prompt());
         let span = weights.trace().step(batch.width());
-        let angles = rope.angles(&positions(batch));
+        let positions = positions(batch);
+        let angles: Vec<RopeAngles> = tables
+            .iter()
+            .map(|table| table.angles(&positions))
+            .collect();
         // Before the device is asked whether all went well since the last step: where not, the pass is given up, and what
         // was fetched is fetched again.
         let pass = weights.pass(batch.width(), cancelled);
@@ -151,6 +156,14 @@ impl<'m> Step<'m> {
         }
     }
 
+    /// RMSNorm of the rows of x in their place.
+    pub(super) fn normalise(&mut self, x: &Values, norm: &Norm<'_>) -> Result<(), StepError> {
+        match self.compute {
+            Compute::Host(host) => host.normalise(x, norm),
+            Compute::Cuda(cuda) => cuda.normalise(x, norm),
+        }
+    }
+
     /// `x` times each matrix, to the values beside it: `[rows of x, rows of the matrix]`, bias included.
     pub(super) fn multiply<const N: usize>(
         &mut self,
@@ -164,16 +177,10 @@ impl<'m> Step<'m> {
     }
 
     /// Turns each head, `[width, heads, length]`, by the angles of its token's position.
-    pub(super) fn rope(
-        &mut self,
-        x: &Values,
-        heads: usize,
-        length: usize,
-        pairs: RopePairs,
-    ) -> Result<(), StepError> {
+    pub(super) fn rope(&mut self, x: &Values, rotation: &Rotation) -> Result<(), StepError> {
         match self.compute {
-            Compute::Host(host) => host.rope(x, heads, length, (&self.angles, pairs)),
-            Compute::Cuda(cuda) => cuda.rope(x, heads, length, pairs),
+            Compute::Host(host) => host.rope(x, &self.angles[rotation.table], rotation),
+            Compute::Cuda(cuda) => cuda.rope(x, rotation),
         }
     }
 
@@ -192,16 +199,38 @@ impl<'m> Step<'m> {
     }
 
     /// Attention of every token of the step to what is in its sequence's pages up to itself: `[width, heads * value
-    /// length]`.
+    /// length]`. Products of queries and keys are scaled by `scale`.
     pub(super) fn attend(
         &mut self,
         cache: &mut LayerCache<'_>,
+        scale: f32,
         query: &Values,
         out: &Values,
     ) -> Result<(), StepError> {
         match self.compute {
-            Compute::Host(host) => host.attend(self.batch, cache, query, out),
-            Compute::Cuda(cuda) => cuda.attend(cache, query, out),
+            Compute::Host(host) => host.attend(self.batch, cache, scale, (query, out)),
+            Compute::Cuda(cuda) => cuda.attend(cache, scale, (query, out)),
+        }
+    }
+
+    /// x *= factor, over the first `count`.
+    pub(super) fn scale(&mut self, x: &Values, factor: f32, count: usize) -> Result<(), StepError> {
+        match self.compute {
+            Compute::Host(_) => HostCompute::scale(x, factor, count),
+            Compute::Cuda(cuda) => cuda.scale(x, factor, count),
+        }
+    }
+
+    /// gate = gelu(gate) * up, over the first `count` of each.
+    pub(super) fn gelu_mul(
+        &mut self,
+        gate: &Values,
+        up: &Values,
+        count: usize,
+    ) -> Result<(), StepError> {
+        match self.compute {
+            Compute::Host(host) => host.gelu_mul(gate, up, count),
+            Compute::Cuda(cuda) => cuda.gelu_mul(gate, up, count),
         }
     }
 
@@ -272,6 +301,17 @@ fn depth(batch: &Batch<'_>) -> u32 {
     let positions = batch.runs.iter().map(|run| u64::from(run.position));
     let mean = positions.sum::<u64>() / (batch.runs.len() as u64).max(1);
     u32::try_from(mean).unwrap_or(u32::MAX)
+}
+
+/// How heads are turned.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rotation {
+    /// Which of the step's rope tables has the angles.
+    pub(super) table: usize,
+    pub(super) pairs: RopePairs,
+    pub(super) heads: usize,
+    /// Elements of a head.
+    pub(super) length: usize,
 }
 
 /// What products read: `[rows, columns]`.

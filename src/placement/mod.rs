@@ -39,7 +39,7 @@ mod shapes;
 
 pub use changes::{Change, Gain, best_changes};
 pub use forecast::Forecast;
-pub use plan::{GatherBuffer, KvSplit, KvType, Plan, Ring, TierSplit};
+pub use plan::{GatherBuffer, KvSplit, KvType, Plan, Ring, TierSplit, WindowPages};
 pub use planner::{DeviceKind, ExecutorChoice, PlanRequest, plan};
 pub use rates::{AttentionRates, HardwareCard, Measured, ProductRate, Rates, RatesError};
 pub use refusal::{Advice, PlanError, Refusal, Shortage};

@@ -123,7 +123,8 @@ impl KvType {
         }
     }
 
-    pub(super) const fn element_bytes(self) -> u64 {
+    /// Of an element.
+    pub const fn element_bytes(self) -> u64 {
         match self {
             KvType::F16 => 2,
             KvType::F32 => 4,
@@ -131,14 +132,49 @@ impl KvType {
     }
 }
 
-/// The KV cache: pages of all layers, K and V.
+/// The KV cache: pages of K and V.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSplit {
     pub tier: Tier,
     pub kind: KvType,
     pub page_tokens: u32,
+    /// Pages of the layers that see everything: all layers, but for those of `window`.
     pub pages: u32,
     pub page_bytes: u64,
+    pub window: Option<WindowPages>,
+}
+
+impl KvSplit {
+    /// Of all pages.
+    pub fn bytes(&self) -> u64 {
+        let window = self.window.map_or(0, |window| window.bytes());
+        u64::from(self.pages)
+            .saturating_mul(self.page_bytes)
+            .saturating_add(window)
+    }
+}
+
+/// Pages of the layers that see a window. Each sequence has some of its own, which its positions use in turn: what has
+/// left the window is written over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WindowPages {
+    pub sequences: u32,
+    /// Enough for the window of the first token of the widest step, and for the step.
+    pub pages_of_sequence: u32,
+    pub page_bytes: u64,
+}
+
+impl WindowPages {
+    /// Page `index` of a sequence, among the pages of all.
+    pub fn page(&self, slot: u32, index: usize) -> u32 {
+        let own = self.pages_of_sequence;
+        slot * own + (index % own as usize) as u32
+    }
+
+    fn bytes(&self) -> u64 {
+        let pages = u64::from(self.sequences) * u64::from(self.pages_of_sequence);
+        pages.saturating_mul(self.page_bytes)
+    }
 }
 
 /// Where embedding rows that rest in storage land: a slot for each row of a step, wide enough for the aligned read

@@ -88,7 +88,7 @@ fn check(plan: &Plan, request: &PlanRequest) {
         assert_eq!(split.weights, homes_on(tier) + small, "{tier}");
         assert_eq!(split.ring, ring.bytes(), "{tier}");
         assert!(split.scratch >= scratch_of(tier) && split.scratch < scratch_of(tier) + 4096);
-        let kv_bytes = u64::from(kv.pages) * kv.page_bytes;
+        let kv_bytes = kv.bytes();
         if kv.tier == tier {
             assert!(split.kv >= kv_bytes && split.kv < kv_bytes + 4096);
         } else {

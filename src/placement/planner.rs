@@ -17,7 +17,7 @@ use super::scratch::{self, ScratchNeeds};
 use super::tuning::host_entries;
 use super::{
     ARENA_ALIGNMENT, GatherBuffer, Group, HumanBytes, KvSplit, KvType, PAGE_TOKENS, Plan, Rates,
-    Ring, Tier, TierSplit, round_up,
+    Ring, Tier, TierSplit, WindowPages, round_up,
 };
 use crate::gguf::{Gguf, Hyperparameters, TensorInfo};
 use std::cell::RefCell;
@@ -250,9 +250,27 @@ impl<'a> Problem<'a> {
     fn kv(&self, request: &PlanRequest) -> Option<KvSplit> {
         let pages = u64::from(request.context.div_ceil(PAGE_TOKENS)) * u64::from(request.parallel);
         let shape = self.hyperparameters;
-        let token_bytes = shape
-            .kv_elements()
-            .saturating_mul(request.kv_type.element_bytes());
+        let page_bytes = |with_window: bool| {
+            shape
+                .kv_elements(with_window)
+                .saturating_mul(request.kv_type.element_bytes())
+                .saturating_mul(u64::from(PAGE_TOKENS))
+        };
+        let window = shape.window.map(|window| {
+            // Before the step's first token, and the step; neither starts with a page.
+            let step = request.step_width.unwrap_or(STEP_WIDTH_MAX).max(1);
+            let positions = (window.positions - 1).saturating_add(step);
+            WindowPages {
+                sequences: request.parallel,
+                pages_of_sequence: (positions.div_ceil(PAGE_TOKENS) + 1)
+                    .min(request.context.div_ceil(PAGE_TOKENS)),
+                page_bytes: page_bytes(true),
+            }
+        });
+        let window_pages = window.map_or(0, |window| {
+            u64::from(window.sequences) * u64::from(window.pages_of_sequence)
+        });
+        u32::try_from(window_pages).ok()?;
         Some(KvSplit {
             tier: match request.device {
                 DeviceKind::Cpu => Tier::Host,
@@ -261,7 +279,8 @@ impl<'a> Problem<'a> {
             kind: request.kv_type,
             page_tokens: PAGE_TOKENS,
             pages: u32::try_from(pages).ok()?,
-            page_bytes: token_bytes.saturating_mul(u64::from(PAGE_TOKENS)),
+            page_bytes: page_bytes(false),
+            window,
         })
     }
 
@@ -379,7 +398,7 @@ impl<'a> Problem<'a> {
         };
         let pages = u64::from(kv.pages);
         let scratch = scratch::items(self.hyperparameters, request, pages, needs);
-        let kv_bytes = round_up(pages.saturating_mul(kv.page_bytes), ARENA_ALIGNMENT);
+        let kv_bytes = round_up(kv.bytes(), ARENA_ALIGNMENT);
         let tier = |tier, budget, ring: Ring| TierSplit {
             budget,
             // The small group rests on each executor; with a device, the host's copy is also what the device's is

@@ -265,6 +265,11 @@ impl Plan {
                 "pages": self.kv.pages,
                 "type": self.kv.kind.name(),
                 "page_bytes": self.kv.page_bytes,
+                "window": self.kv.window.map(|window| json!({
+                    "sequences": window.sequences,
+                    "pages_of_sequence": window.pages_of_sequence,
+                    "page_bytes": window.page_bytes,
+                })),
             },
             "scratch": scratch,
             "storage_bytes_per_step": self.storage_bytes_per_step(),

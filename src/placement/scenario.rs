@@ -137,6 +137,8 @@ pub(super) struct LayerAttention {
     position_bytes: f64,
     /// Floating-point operations for a token and a position that it sees.
     operations: f64,
+    /// Positions that a token sees at most.
+    window: f64,
 }
 
 /// Attention of every layer.
@@ -144,7 +146,12 @@ pub(super) fn attention(shape: &Hyperparameters, element_bytes: u64) -> Vec<Laye
     let lengths = f64::from(shape.key_length) + f64::from(shape.value_length);
     let layers = shape.head_count.iter().zip(&shape.head_count_kv);
     layers
-        .map(|(&heads, &heads_kv)| LayerAttention {
+        .enumerate()
+        .map(|(layer, (&heads, &heads_kv))| LayerAttention {
+            window: shape
+                .window
+                .and_then(|window| window.of_layer(layer))
+                .map_or(f64::INFINITY, f64::from),
             position_bytes: f64::from(heads_kv) * lengths * element_bytes as f64,
             operations: 2.0 * f64::from(heads) * lengths,
         })
@@ -362,8 +369,14 @@ impl<'a> Scenario<'a> {
         };
         let (tokens, depth) = (f64::from(width), f64::from(depth));
         let (read, seen) = match width <= self.parallel {
-            true => (tokens * (depth + 1.0), depth + 1.0),
-            false => (depth + tokens, depth + (tokens + 1.0) / 2.0),
+            true => {
+                let seen = (depth + 1.0).min(layer.window);
+                (tokens * seen, seen)
+            }
+            false => (
+                depth.min(layer.window) + tokens,
+                (depth + (tokens + 1.0) / 2.0).min(layer.window),
+            ),
         };
         let rates = self.rates;
         let (reading, computing) = match (self.device, &rates.host_attention) {

@@ -74,10 +74,10 @@ const ANGLE_BYTES: u64 = 8;
 /// | attention q, k, v and output | w (q + k + v + o) |
 /// | feed-forward gate, up and product | 3 w F |
 /// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms, and packed for tiles: E for three weight types, the others for one; what a compute thread unpacks or packs for one tile is of the heap's overhead |
-/// | rope angles | 8 bytes for each pair of rotated dimensions, w times |
+/// | rope angles | 8 bytes for each pair of rotated dimensions, w times; twice where some layers see a window |
 /// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences); where there are several, twice: the product and the rows that are handed out |
 /// | sampler | 24 bytes for each token of the vocabulary |
-/// | block tables | 4 bytes for each page of the KV cache |
+/// | block tables | 4 bytes for each page of the KV cache; twice where some layers see a window |
 /// | pages as attention reads them | 24 bytes for each page of the KV cache and each of at most w runs, for one layer at a time |
 /// | embedding rows read from storage | `GatherBuffer` |
 ///
@@ -129,6 +129,11 @@ pub(super) fn items(
         .saturating_add(value)
         .saturating_add(output);
 
+    // A table of pages for each kind of layers.
+    let tables = pages.saturating_mul(u64::from(shape.rope_tables()));
+    let rotated_pairs = u64::from(shape.rope_tables()) * u64::from(shape.rope_dimensions / 2);
+    let angles = (width * ANGLE_BYTES).saturating_mul(rotated_pairs);
+
     let compute = match request.device {
         DeviceKind::Cpu => Tier::Host,
         DeviceKind::Emulated | DeviceKind::Cuda => Tier::Device,
@@ -153,11 +158,7 @@ pub(super) fn items(
         floats(3 * feed_forward),
     );
     add(compute, "inputs as the kernels read them", inputs);
-    add(
-        compute,
-        "rope angles",
-        (width * ANGLE_BYTES).saturating_mul(u64::from(shape.rope_dimensions / 2)),
-    );
+    add(compute, "rope angles", angles);
     let handed_out = if compute == Tier::Host && logit_rows > 1 {
         logits
     } else {
@@ -178,7 +179,8 @@ pub(super) fn items(
     let widest_output = attention.max(2 * feed_forward).max(embedding);
     if request.device == DeviceKind::Cuda {
         let rows = width.saturating_mul(needs.embedding_row_bytes);
-        let described = (width * DESCRIPTION_OF_A_TOKEN_BYTES).saturating_add(pages * 4);
+        let described =
+            (width * DESCRIPTION_OF_A_TOKEN_BYTES).saturating_add(tables.saturating_mul(4));
         let boundaries = BUFFERS_OF_A_STEP * BUFFER_ALIGNMENT;
         // F16 takes twice its bytes as f32; a vector for each norm and bias of a layer.
         let vectors = (u64::from(shape.layers) + 1) * BUFFERS_OF_A_STEP * BUFFER_ALIGNMENT;
@@ -204,7 +206,6 @@ pub(super) fn items(
             "what kernels are told of a step, and boundaries of buffers",
             described.saturating_add(boundaries),
         );
-        let angles = (width * ANGLE_BYTES).saturating_mul(u64::from(shape.rope_dimensions / 2));
         // An input comes to the host, or rows of outputs go back one by one, each from its own boundary.
         let multiplied = host_floats(embedding.max(feed_forward).max(output))
             .max(host_floats(widest_output).saturating_add(host_width * 3 * BUFFER_ALIGNMENT));
@@ -228,7 +229,7 @@ pub(super) fn items(
         );
     }
     add(Tier::Host, "sampler", vocabulary * SAMPLER_BYTES);
-    add(Tier::Host, "block tables", pages.saturating_mul(4));
+    add(Tier::Host, "block tables", tables.saturating_mul(4));
     add(
         Tier::Host,
         "pages as attention reads them",

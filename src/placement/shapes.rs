@@ -88,6 +88,8 @@ impl Shape {
             rope_dimensions: head_length,
             rope_base: 10_000.0,
             rope_scaling: RopeScaling::None,
+            rope_magnitude: 1.0,
+            window: None,
             vocabulary_size: self.vocabulary,
             tied_head: self.tied,
         };

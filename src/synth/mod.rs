@@ -131,7 +131,13 @@ impl Filler {
         // A stream of its own for each tensor: its weights do not depend on what precedes it.
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         random.set_stream(number as u64);
-        let norm = tensor.kind == TensorType::F32 && tensor.dimensions.len() == 1;
+        let is_vector = tensor.kind == TensorType::F32 && tensor.dimensions.len() == 1;
+        // A norm's weights are about 1, a bias's about 0.
+        let mean = if tensor.name.ends_with(".bias") {
+            0.0
+        } else {
+            1.0
+        };
         let deviation = 1.0 / (tensor.columns() as f32).sqrt();
         let block_bytes = tensor.kind.block_bytes();
         let chunk_bytes = (CHUNK_BYTES / block_bytes * block_bytes) as u64;
@@ -139,8 +145,8 @@ impl Filler {
         while left > 0 {
             let bytes = left.min(chunk_bytes);
             self.chunk.resize(bytes as usize, 0);
-            if norm {
-                fill_floats(tensor.kind, 1.0, 0.05, &mut random, &mut self.chunk);
+            if is_vector {
+                fill_floats(tensor.kind, mean, 0.05, &mut random, &mut self.chunk);
             } else {
                 fill_random(tensor.kind, deviation, &mut random, &mut self.chunk);
             }

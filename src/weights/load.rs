@@ -69,8 +69,7 @@ impl Arenas {
 
     /// A region for KV pages, from the end that weights do not grow from.
     pub fn kv_region(&self, plan: &Plan) -> Result<Region, MemoryError> {
-        let bytes = u64::from(plan.kv.pages) * plan.kv.page_bytes;
-        Region::allocate_high(self.of(plan.kv.tier), bytes as usize)
+        Region::allocate_high(self.of(plan.kv.tier), plan.kv.bytes() as usize)
     }
 }
 

@@ -3,11 +3,23 @@
 use super::models::{RandomOptions, random, write};
 use super::{generate, serve};
 use std::path::Path;
-use strata::gguf::{Gguf, Metadata, TensorShape, TensorType, Value};
+use strata::gguf::{Architecture, Gguf, Metadata, TensorShape, TensorType, Value};
 
 /// Writes the model again with other keys and tensors. The weights are zeros.
 fn changed(path: &Path, change: impl FnOnce(&mut Vec<(String, Value)>, &mut Vec<TensorShape>)) {
-    random(path, &RandomOptions::default());
+    changed_of(Architecture::Llama, path, change);
+}
+
+fn changed_of(
+    architecture: Architecture,
+    path: &Path,
+    change: impl FnOnce(&mut Vec<(String, Value)>, &mut Vec<TensorShape>),
+) {
+    let options = RandomOptions {
+        architecture,
+        ..RandomOptions::default()
+    };
+    random(path, &options);
     let good = Gguf::open(path).unwrap();
     let keys = good.metadata.iter();
     let mut keys: Vec<(String, Value)> = keys.map(|(k, v)| (k.to_owned(), v.clone())).collect();
@@ -64,7 +76,13 @@ fn keys_that_make_no_model_are_named() {
         ("llama.rope.freq_base", f32::INFINITY.into(), "finite"),
         ("llama.rope.freq_base", 0.0f32.into(), ""),
         ("llama.rope.scaling.factor", f32::NAN.into(), ""),
-        ("llama.rope.scaling.type", "yarn".into(), "not supported"),
+        ("llama.rope.scaling.type", "ntk".into(), "not supported"),
+        (
+            "llama.rope.scaling.type",
+            "longrope".into(),
+            "rope_factors_long.weight",
+        ),
+        ("llama.rope.scaling.attn_factor", 0.0f32.into(), ""),
         ("llama.rope.dimension_count", 7u32.into(), "even"),
         ("llama.rope.dimension_count", 0u32.into(), "even"),
         ("tokenizer.ggml.model", "rwkv".into(), ""),
@@ -137,6 +155,43 @@ fn a_tensor_that_is_missing_or_misshapen_is_named_before_weights_are_read() {
         tensor.unwrap().kind = TensorType::Q8_0;
     });
     refused(&path, &["output_norm.weight", "F32 or F16"]);
+}
+
+#[test]
+fn what_an_architecture_adds_is_named_where_it_is_missing_or_misshapen() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    let plan = || super::run(super::strata().arg("plan").arg(&path));
+    for architecture in Architecture::ALL {
+        for added in architecture.added_vectors() {
+            let name = format!("blk.1.{}", added.name);
+            changed_of(architecture, &path, |_, tensors| {
+                tensors.retain(|tensor| tensor.name != name);
+            });
+            refused(&path, &["model.gguf", &name]);
+            changed_of(architecture, &path, |_, tensors| {
+                let tensor = tensors.iter_mut().find(|tensor| tensor.name == name);
+                tensor.unwrap().dimensions = vec![3];
+            });
+            plan().refusal(1, &[&name]);
+        }
+    }
+    // A bias that nobody asked for has to fit all the same.
+    changed(&path, |_, tensors| {
+        tensors.push(TensorShape::new("blk.0.attn_k.bias", TensorType::F32, [3]));
+    });
+    plan().refusal(1, &["blk.0.attn_k.bias"]);
+    // What divides a frequency is not zero.
+    changed(&path, |_, tensors| {
+        tensors.push(TensorShape::new("rope_freqs.weight", TensorType::F32, [8]));
+    });
+    refused(&path, &["rope_freqs.weight", "holds 0"]);
+    let window = "gemma3.attention.sliding_window";
+    changed_of(Architecture::Gemma3, &path, |keys, _| {
+        keys.retain(|(name, _)| name != window);
+        keys.push((window.to_owned(), 0u32.into()));
+    });
+    refused(&path, &["model.gguf", window, "is 0"]);
 }
 
 #[test]

@@ -20,6 +20,8 @@ fn tiny_models() {
         "llama-tied",
         "llama-rope-factors",
         "llama-rope-linear",
+        "qwen2",
+        "qwen3",
     ] {
         let golden = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
         let golden: Value = serde_json::from_str(&golden).unwrap();

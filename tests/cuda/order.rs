@@ -2,10 +2,8 @@
 //! waited for, finds nothing wrong.
 
 use crate::device::{Device, Wait, device};
-use crate::placements::{
-    KIB, Placement, assert_same, logits, on_device, open, prompt, smallest_budgets,
-};
-use crate::run::{Sequence, all_resident, load, root, settings};
+use crate::placements::{KIB, Placement, assert_same, logits, on_device, open, prompt};
+use crate::run::{Sequence, all_resident, load, root, settings, smallest_budgets};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use strata::model::{Batch, LoadedModel};
@@ -27,7 +25,8 @@ fn on_three_tiers() -> (PathBuf, PlanRequest, Placement) {
         executor: ExecutorChoice::Device,
         ..all_resident()
     };
-    let (device, host) = smallest_budgets(&path, &reference);
+    let (device, host) =
+        smallest_budgets(&path, |device, host| on_device(&reference, device, host));
     let placement = Placement {
         name: "three tiers",
         request: PlanRequest {

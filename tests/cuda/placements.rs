@@ -3,9 +3,9 @@
 
 use crate::device::{Device, device};
 use crate::models::{RandomOptions, VocabularyKind, random};
-use crate::run::{MIB, Sequence, all_resident, load, root, settings, smollm2};
+use crate::run::{MIB, Sequence, all_resident, load, root, settings, smallest_budgets, smollm2};
 use std::path::Path;
-use strata::gguf::TensorType;
+use strata::gguf::{Architecture, TensorType, Value};
 use strata::kernels::ComputePool;
 use strata::metrics::Metrics;
 use strata::model::{Batch, LoadedModel, PlannedModel};
@@ -42,7 +42,8 @@ fn placements(path: &Path, reference: &PlanRequest) -> Vec<Placement> {
         homes,
     };
     let spread = |reference: &PlanRequest| {
-        let (device, host) = smallest_budgets(path, reference);
+        let (device, host) =
+            smallest_budgets(path, |device, host| on_device(reference, device, host));
         on_device(reference, device, host)
     };
     let with_executor = |executor| PlanRequest {
@@ -150,9 +151,22 @@ pub(crate) fn prompt(length: u32, vocabulary: u32) -> Vec<u32> {
         .collect()
 }
 
-/// A small model, its request, and budgets that leave something of it on every tier.
-fn small(kind: TensorType, tied: bool, path: &Path) -> PlanRequest {
+/// Where layers have windows, of 24 positions: one in three has none.
+fn every_third_layer_sees_all(architecture: Architecture) -> Vec<(String, Value)> {
+    match architecture {
+        Architecture::Gemma3 => vec![(
+            "gemma3.attention.sliding_window_pattern".to_owned(),
+            3u32.into(),
+        )],
+        _ => Vec::new(),
+    }
+}
+
+/// A small model, and its request.
+fn small(architecture: Architecture, kind: TensorType, tied: bool, path: &Path) -> PlanRequest {
     let options = RandomOptions {
+        architecture,
+        metadata: every_third_layer_sees_all(architecture),
         layers: 3,
         width: 256,
         heads: 4,
@@ -172,43 +186,24 @@ fn small(kind: TensorType, tied: bool, path: &Path) -> PlanRequest {
     }
 }
 
-/// The smallest budgets, of the device and of the host beside it, with which something rests on each tier.
-pub(crate) fn smallest_budgets(path: &Path, reference: &PlanRequest) -> (u64, u64) {
-    let rests_on = |tiers: &[Tier], device: u64, host: u64| {
-        let planned = PlannedModel::open(path, &on_device(reference, device, host));
-        planned.is_ok_and(|planned| {
-            // More than the small group, which rests on the device always.
-            let homes = planned
-                .plan
-                .residences
-                .iter()
-                .map(|residence| residence.home);
-            let count = |tier| homes.clone().filter(|home| *home == tier).count();
-            tiers.iter().all(|&tier| count(tier) > 1)
-        })
-    };
-    let budgets = || (1..400).map(|steps| steps * 16 * KIB);
-    let device = budgets().find(|&device| rests_on(&[Tier::Device], device, 1 << 30));
-    let device = device.expect("a budget of the device");
-    let all = [Tier::Device, Tier::Host, Tier::Storage];
-    let host = budgets().find(|&host| rests_on(&all, device, host));
-    (device, host.expect("a budget of the host"))
+fn check_small(kind: TensorType, tied: bool) {
+    check_architecture(Architecture::Llama, kind, tied);
 }
 
-fn check_small(kind: TensorType, tied: bool) {
+fn check_architecture(architecture: Architecture, kind: TensorType, tied: bool) {
     let Some(device) = device() else { return };
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.gguf");
-    let reference = small(kind, tied, &path);
+    let reference = small(architecture, kind, tied, &path);
     let prompt = prompt(37, 256);
     let expected = logits(&mut load(&path, &reference, settings()), &prompt, 32, false);
     for placement in placements(&path, &reference) {
         let mut loaded = open(&device, &path, &placement);
         for (chunk, company) in [(32, false), (9, true), (1, false)] {
             let ours = logits(&mut loaded, &prompt, chunk, company);
-            let name = kind.name();
+            let (name, kind) = (architecture.name(), kind.name());
             let what = format!(
-                "{name}, {}, chunks of {chunk}, company: {company}",
+                "{name}, {kind}, {}, chunks of {chunk}, company: {company}",
                 placement.name
             );
             device.assert_nothing_reported(&what);
@@ -248,9 +243,35 @@ fn a_tied_head() {
 }
 
 #[test]
+fn other_architectures() {
+    for architecture in Architecture::ALL {
+        if architecture != Architecture::Llama {
+            check_architecture(architecture, TensorType::Q8_0, false);
+        }
+    }
+}
+
+#[test]
 fn a_long_context() {
+    check_long_context(&root().join("tests/data/tiny/llama.gguf"));
+}
+
+#[test]
+fn a_long_context_of_which_most_layers_see_a_window() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gemma3.gguf");
+    let options = RandomOptions {
+        architecture: Architecture::Gemma3,
+        metadata: every_third_layer_sees_all(Architecture::Gemma3),
+        layers: 3,
+        ..RandomOptions::default()
+    };
+    random(&path, &options);
+    check_long_context(&path);
+}
+
+fn check_long_context(path: &Path) {
     let Some(device) = device() else { return };
-    let path = root().join("tests/data/tiny/llama.gguf");
     let reference = PlanRequest {
         context: 1536,
         parallel: 1,
@@ -266,18 +287,19 @@ fn a_long_context() {
     // and by the positions.
     let steps = |loaded: &mut LoadedModel| -> Vec<Vec<u32>> {
         let cases = [(1500, 1), (1490, 4), (1023, 1), (1022, 1), (1200, 5)];
-        cases
-            .iter()
-            .map(|&(before, tokens)| {
-                let mut sequence = Sequence::new(0, 48);
-                sequence.tokens = vec![0; before];
-                let logits = sequence.step(loaded, &prompt(tokens, 256));
-                logits.iter().map(|logit| logit.to_bits()).collect()
-            })
-            .collect()
+        let far = cases.iter().map(|&(before, tokens)| {
+            let mut sequence = Sequence::new(0, 48);
+            sequence.tokens = vec![0; before];
+            let logits = sequence.step(loaded, &prompt(tokens, 256));
+            logits.iter().map(|logit| logit.to_bits()).collect()
+        });
+        let mut all: Vec<Vec<u32>> = far.collect();
+        // Layers with a window have two pages: a prompt writes over them.
+        all.extend(logits(loaded, &prompt(90, 256), 8, false));
+        all
     };
-    let expected = steps(&mut load(&path, &reference, settings()));
-    let ours = steps(&mut open(&device, &path, &placement));
+    let expected = steps(&mut load(path, &reference, settings()));
+    let ours = steps(&mut open(&device, path, &placement));
     device.assert_nothing_reported("a long context");
     assert_same(&expected, &ours, "a long context");
 }

@@ -1,7 +1,7 @@
 //! The forward pass gives the reference's log-probabilities: an fp32 computation over the dequantised weights.
 
 use crate::run::{
-    Sequence, all_resident, load, load_on, log_probabilities, pools, settings, smollm2,
+    Sequence, all_resident, gemma3, load, load_on, log_probabilities, pools, settings, smollm2,
 };
 use serde_json::Value;
 use std::path::Path;
@@ -78,6 +78,16 @@ fn tiny_llama_with_linear_rope_scaling() {
 }
 
 #[test]
+fn tiny_qwen2_with_biases() {
+    check_tiny("qwen2");
+}
+
+#[test]
+fn tiny_qwen3_with_norms_of_heads() {
+    check_tiny("qwen3");
+}
+
+#[test]
 fn smollm2_gives_the_same_bits_on_every_instruction_set() {
     let golden = golden("smollm2.json");
     // A prompt in one step, as tiles take it, then tokens one by one.
@@ -108,11 +118,20 @@ const DISTANCE_RATIO_MAX: f64 = 1.15;
 
 #[test]
 fn smollm2_is_as_near_to_the_reference_as_llama_cpp() {
-    let golden = golden("smollm2.json");
+    check_distance("smollm2.json", &smollm2());
+}
+
+#[test]
+fn gemma3_is_as_near_to_the_reference_as_llama_cpp() {
+    check_distance("gemma3.json", &gemma3());
+}
+
+fn check_distance(golden_name: &str, path: &Path) {
+    let golden = golden(golden_name);
     let peer = &golden["llama_cpp_abs_logprob_error_top5"];
     let peer_mean = peer["mean"].as_f64().unwrap();
     let peer_p95 = peer["p95"].as_f64().unwrap();
-    let mut loaded = load(&smollm2(), &all_resident(), settings());
+    let mut loaded = load(path, &all_resident(), settings());
     let mut distances = Vec::new();
     let mut choices = Vec::new();
     for prompt in golden["prompts"].as_array().unwrap() {

@@ -7,6 +7,7 @@ mod golden;
 #[path = "../support/models.rs"]
 mod models;
 mod placements;
+mod reference;
 #[path = "../support/run.rs"]
 mod run;
 #[path = "../support/synthesised.rs"]

@@ -1,8 +1,10 @@
 //! A token's logits are bit-identical under every plan, ring size, reader, device, chunking and company.
 
-use crate::run::{MIB, Sequence, all_resident, load, settings, smollm2};
+use crate::models::{RandomOptions, random};
+use crate::run::{MIB, Sequence, all_resident, load, settings, smallest_budgets, smollm2};
 use crate::synthesised;
 use std::path::Path;
+use strata::gguf::{Architecture, TensorType};
 use strata::memory::ReaderChoice;
 use strata::model::{Batch, LoadedModel, PlannedModel};
 use strata::placement::{DeviceKind, ExecutorChoice, PlanRequest, Tier};
@@ -19,13 +21,23 @@ struct Placement {
 
 /// Placements of a model whose budgets are these: the smallest that leave something on every tier.
 fn placements(device_budget: u64, host_budget: u64, context: u32) -> Vec<Placement> {
-    use Tier::{Device, Host, Storage};
     let base = PlanRequest {
         context,
         map_file: false,
         step_width: None,
         ..all_resident()
     };
+    placements_of(base, device_budget, host_budget, MIB / 2)
+}
+
+/// The same of a request, with these as the small slices.
+fn placements_of(
+    base: PlanRequest,
+    device_budget: u64,
+    host_budget: u64,
+    small_slices: u64,
+) -> Vec<Placement> {
+    use Tier::{Device, Host, Storage};
     let cpu = |host_budget| PlanRequest {
         host_budget,
         ..base.clone()
@@ -69,7 +81,7 @@ fn placements(device_budget: u64, host_budget: u64, context: u32) -> Vec<Placeme
         place(
             "cpu, small slices, seven ring entries",
             PlanRequest {
-                slice_bytes: Some(MIB / 2),
+                slice_bytes: Some(small_slices),
                 ring_entries: Some(7),
                 ..cpu(both)
             },
@@ -240,6 +252,108 @@ fn smollm2_everywhere() {
         for (chunk, company) in [(1, false), (7, true)] {
             let ours = logits(&mut loaded, prompt, Manner { chunk, company });
             let what = format!("{}, chunks of {chunk}, company: {company}", placement.name);
+            assert_same(&reference, &ours, &what);
+        }
+    }
+}
+
+#[test]
+fn every_architecture_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("small.gguf");
+    for architecture in Architecture::ALL {
+        let options = RandomOptions {
+            architecture,
+            layers: 14,
+            width: 256,
+            heads: 4,
+            kv_heads: 2,
+            ffn: 512,
+            kind: TensorType::Q4K,
+            ..RandomOptions::default()
+        };
+        random(&path, &options);
+        check_small(&path, architecture.name());
+    }
+}
+
+/// Layers with a window keep so few pages that a prompt writes over its own several times.
+#[test]
+fn few_pages_for_windows_give_the_bits_of_many() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("gemma3.gguf");
+    let options = RandomOptions {
+        architecture: Architecture::Gemma3,
+        layers: 8,
+        ..RandomOptions::default()
+    };
+    random(&path, &options);
+    let with_steps_of = |step_width| PlanRequest {
+        context: 480,
+        step_width: Some(step_width),
+        ..all_resident()
+    };
+    let pages = |request: &PlanRequest| {
+        let planned = PlannedModel::open(&path, request).unwrap();
+        let window = planned.plan.kv.window.unwrap();
+        (window.sequences, window.pages_of_sequence)
+    };
+    let all = with_steps_of(512);
+    // All of the context, and no more: the window of 24 positions and the step would have 18 pages.
+    assert_eq!(pages(&all), (2, 15));
+    let prompt = prompt(470, 256, 5);
+    let alone = Manner {
+        chunk: 470,
+        company: false,
+    };
+    let reference = logits(&mut load(&path, &all, settings()), &prompt, alone);
+    for (step_width, of_sequence) in [(40, 3), (16, 3), (9, 2), (4, 2)] {
+        let request = with_steps_of(step_width);
+        assert_eq!(pages(&request), (2, of_sequence), "steps of {step_width}");
+        let mut loaded = load(&path, &request, settings());
+        for company in [false, true] {
+            // Company takes up to three tokens of a step.
+            let chunk = step_width as usize - if company { 3 } else { 0 };
+            let ours = logits(&mut loaded, &prompt, Manner { chunk, company });
+            let what = format!("steps of {step_width}, company: {company}");
+            assert_same(&reference, &ours, &what);
+        }
+    }
+}
+
+fn check_small(path: &Path, name: &str) {
+    let base = PlanRequest {
+        context: 160,
+        map_file: false,
+        step_width: Some(128),
+        slice_bytes: Some(256 << 10),
+        ..all_resident()
+    };
+    let budgets = |executor| {
+        smallest_budgets(path, |device_budget, host_budget| PlanRequest {
+            device: DeviceKind::Emulated,
+            device_budget: Some(device_budget),
+            host_budget,
+            executor,
+            ..base.clone()
+        })
+    };
+    let prompt = prompt(120, 256, 3);
+    let mut loaded = load(path, &base, settings());
+    let alone = |chunk| Manner {
+        chunk,
+        company: false,
+    };
+    let reference = logits(&mut loaded, &prompt, alone(120));
+    // Each executor asks for more on its own side.
+    let (device, _) = budgets(ExecutorChoice::Device);
+    let (_, host) = budgets(ExecutorChoice::Host);
+    for placement in placements_of(base.clone(), device, host, 64 << 10) {
+        let mut loaded = open(path, &placement);
+        for (chunk, company) in [(120, false), (1, false), (7, true), (50, true)] {
+            let ours = logits(&mut loaded, &prompt, Manner { chunk, company });
+            let placement = placement.name;
+            let what = format!("{name}, {placement}, chunks of {chunk}, company: {company}");
             assert_same(&reference, &ours, &what);
         }
     }

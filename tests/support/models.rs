@@ -11,7 +11,7 @@ use std::path::Path;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use strata::gguf::{Header, Metadata, TensorShape, TensorType, Value};
+use strata::gguf::{Architecture, Header, LayerSizes, Metadata, TensorShape, TensorType, Value};
 use strata::synth::{fill_floats, fill_random};
 
 /// The chat template of ChatML models, with the control tokens below.
@@ -237,6 +237,7 @@ pub fn chain(path: &Path, pieces: &[Piece], options: &ChainOptions) -> Tokens {
 
     let mut metadata = Metadata::new();
     let shape = Shape {
+        architecture: Architecture::Llama,
         layers: 1,
         width,
         heads: width / 64,
@@ -298,6 +299,7 @@ pub enum VocabularyKind {
 
 #[derive(Clone, Debug)]
 pub struct RandomOptions {
+    pub architecture: Architecture,
     pub layers: u32,
     pub width: usize,
     pub heads: usize,
@@ -314,11 +316,14 @@ pub struct RandomOptions {
     pub template: Option<String>,
     /// Keys that are added or replaced.
     pub metadata: Vec<(String, Value)>,
+    /// F32 vectors that are added, by name.
+    pub vectors: Vec<(String, Vec<f32>)>,
 }
 
 impl Default for RandomOptions {
     fn default() -> RandomOptions {
         RandomOptions {
+            architecture: Architecture::Llama,
             layers: 2,
             width: 64,
             heads: 4,
@@ -332,6 +337,7 @@ impl Default for RandomOptions {
             add_bos: false,
             template: Some(CHATML.to_owned()),
             metadata: Vec::new(),
+            vectors: Vec::new(),
         }
     }
 }
@@ -344,7 +350,7 @@ const WORDS: [&str; 12] = [
     "▁", "e", "t", "a", "o", "n", "h", "th", "he", "▁t", "▁the", "▁a",
 ];
 
-/// Writes a tiny llama with random weights. Equal options give equal files; every logit depends on the whole context.
+/// Writes a tiny model with random weights. Equal options give equal files; every logit depends on the whole context.
 pub fn random(path: &Path, options: &RandomOptions) -> Tokens {
     let mut tokens = match options.vocabulary {
         VocabularyKind::Spm => Tokens::sentencepiece(),
@@ -352,6 +358,7 @@ pub fn random(path: &Path, options: &RandomOptions) -> Tokens {
     };
     let mut metadata = Metadata::new();
     let shape = Shape {
+        architecture: options.architecture,
         layers: options.layers,
         width: options.width,
         heads: options.heads,
@@ -402,8 +409,18 @@ pub fn random(path: &Path, options: &RandomOptions) -> Tokens {
     }
 
     let mut random = ChaCha8Rng::seed_from_u64(options.seed);
-    let tensors = shape.tensors(tokens.len(), options.kind, options.tied);
+    let mut tensors = shape.tensors(tokens.len(), options.kind, options.tied);
+    tensors.extend(options.vectors.iter().map(|(name, floats)| {
+        TensorShape::new(name.as_str(), TensorType::F32, [floats.len() as u64])
+    }));
     write(path, &metadata, &tensors, |tensor| {
+        let mut added = options.vectors.iter();
+        if let Some((_, floats)) = added.find(|(name, _)| *name == tensor.name) {
+            return floats
+                .iter()
+                .flat_map(|float| float.to_le_bytes())
+                .collect();
+        }
         let columns = tensor.dimensions[0];
         let rows: u64 = tensor.dimensions.iter().skip(1).product();
         let mut bytes = vec![0; (tensor.kind.row_bytes(columns).unwrap() * rows) as usize];
@@ -412,6 +429,9 @@ pub fn random(path: &Path, options: &RandomOptions) -> Tokens {
         match tensor.name.as_str() {
             name if name.ends_with("norm.weight") => {
                 fill_floats(tensor.kind, 1.0, 0.2, &mut random, &mut bytes);
+            }
+            name if name.ends_with(".bias") => {
+                fill_floats(tensor.kind, 0.0, 0.3, &mut random, &mut bytes);
             }
             "token_embd.weight" if !options.tied => {
                 fill_random(tensor.kind, 1.0, &mut random, &mut bytes);
@@ -427,6 +447,7 @@ pub fn random(path: &Path, options: &RandomOptions) -> Tokens {
 }
 
 struct Shape {
+    architecture: Architecture,
     layers: u32,
     width: usize,
     heads: usize,
@@ -437,7 +458,8 @@ struct Shape {
 
 impl Shape {
     fn put(&self, metadata: &mut Metadata, name: &str) {
-        metadata.insert("general.architecture", "llama");
+        let architecture = self.architecture.name();
+        metadata.insert("general.architecture", architecture);
         metadata.insert("general.name", name);
         for (key, value) in [
             ("context_length", self.context),
@@ -448,9 +470,13 @@ impl Shape {
             ("attention.head_count_kv", self.kv_heads as u32),
             ("rope.dimension_count", (self.width / self.heads) as u32),
         ] {
-            metadata.insert(format!("llama.{key}"), value);
+            metadata.insert(format!("{architecture}.{key}"), value);
         }
-        metadata.insert("llama.attention.layer_norm_rms_epsilon", 1e-5f32);
+        if self.architecture == Architecture::Gemma3 {
+            metadata.insert("gemma3.attention.sliding_window", 24u32);
+        }
+        let epsilon = format!("{architecture}.attention.layer_norm_rms_epsilon");
+        metadata.insert(epsilon, 1e-5f32);
     }
 
     fn tensors(&self, vocabulary: usize, kind: TensorType, tied: bool) -> Vec<TensorShape> {
@@ -459,6 +485,14 @@ impl Shape {
         };
         let norm = |name: &str| TensorShape::new(name, TensorType::F32, [self.width as u64]);
         let kv_rows = self.width / self.heads * self.kv_heads;
+        let head_length = (self.width / self.heads) as u32;
+        let sizes = LayerSizes {
+            embedding_length: self.width as u32,
+            head_count: self.heads as u32,
+            head_count_kv: self.kv_heads as u32,
+            key_length: head_length,
+            value_length: head_length,
+        };
         let mut tensors = vec![matrix("token_embd.weight", self.width, vocabulary)];
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}.weight");
@@ -473,6 +507,11 @@ impl Shape {
                 matrix(&name("ffn_up"), self.width, self.feed_forward),
                 matrix(&name("ffn_down"), self.feed_forward, self.width),
             ]);
+            for vector in self.architecture.added_vectors() {
+                let length = vector.elements(&sizes);
+                let name = format!("blk.{layer}.{}", vector.name);
+                tensors.push(TensorShape::new(name, TensorType::F32, [length]));
+            }
         }
         tensors.push(norm("output_norm.weight"));
         if !tied {

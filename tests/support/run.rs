@@ -12,7 +12,7 @@ use strata::kv_cache::PageId;
 use strata::memory::ReaderChoice;
 use strata::metrics::Metrics;
 use strata::model::{Batch, LoadedModel, PlannedModel, Run};
-use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
+use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates, Tier};
 use strata::weights::{Loading, Lookahead, VerifyShare, WeightsSettings};
 
 /// Tokens in a page of the KV cache.
@@ -79,7 +79,7 @@ pub(crate) fn load_on(
     planned.load(pool, &loading).unwrap()
 }
 
-/// A sequence that has pages of its own, the first of which is `first_page`.
+/// A sequence that has pages of its own, the first of which is `first_page`. Of two in a batch one has the first of all.
 pub(crate) struct Sequence {
     pages: Vec<PageId>,
     pub(crate) tokens: Vec<u32>,
@@ -102,6 +102,7 @@ impl Sequence {
             tokens,
             position: position as u32,
             pages: &self.pages[..pages],
+            slot: u32::from(self.pages[0].0 > 0),
             wants_logits,
         }
     }
@@ -113,6 +114,34 @@ impl Sequence {
         };
         loaded.model.forward(&batch, &|| false).unwrap().remove(0)
     }
+}
+
+/// The smallest budgets, of the device and of the host beside it, with which something rests on each tier. `request` makes
+/// a request of them.
+pub(crate) fn smallest_budgets(
+    path: &Path,
+    request: impl Fn(u64, u64) -> PlanRequest,
+) -> (u64, u64) {
+    const STEP: u64 = 16 << 10;
+    let rests_on = |tiers: &[Tier], device: u64, host: u64| {
+        let planned = PlannedModel::open(path, &request(device, host));
+        planned.is_ok_and(|planned| {
+            // More than the small group, which rests on the device always.
+            let homes = planned
+                .plan
+                .residences
+                .iter()
+                .map(|residence| residence.home);
+            let count = |tier| homes.clone().filter(|home| *home == tier).count();
+            tiers.iter().all(|&tier| count(tier) > 1)
+        })
+    };
+    let budgets = || (1..400).map(|steps| steps * STEP);
+    let device = budgets().find(|&device| rests_on(&[Tier::Device], device, 1 << 30));
+    let device = device.expect("a budget of the device");
+    let all = [Tier::Device, Tier::Host, Tier::Storage];
+    let host = budgets().find(|&host| rests_on(&all, device, host));
+    (device, host.expect("a budget of the host"))
 }
 
 /// log softmax, in f64.
@@ -129,15 +158,25 @@ pub(crate) fn root() -> PathBuf {
     here.map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from)
 }
 
-/// SmolLM2-135M-Instruct, which `make model` fetches.
+/// SmolLM2-135M-Instruct.
 pub(crate) fn smollm2() -> PathBuf {
-    let path = match std::env::var_os("STRATA_TEST_SMOLLM2") {
+    fetched("STRATA_TEST_SMOLLM2", "SmolLM2-135M-Instruct.Q4_1.gguf")
+}
+
+/// Gemma 3 270M.
+pub(crate) fn gemma3() -> PathBuf {
+    fetched("STRATA_TEST_GEMMA3", "gemma3-270m-q4_k_m.gguf")
+}
+
+/// A model that `make test-models` fetches, unless the variable names another place.
+fn fetched(variable: &str, file: &str) -> PathBuf {
+    let path = match std::env::var_os(variable) {
         Some(path) => PathBuf::from(path),
-        None => root().join("models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        None => root().join("models").join(file),
     };
     assert!(
         path.is_file(),
-        "{} is missing: run `make model`, which fetches it",
+        "{} is missing: run `make test-models`, which fetches it",
         path.display()
     );
     path

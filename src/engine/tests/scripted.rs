@@ -33,6 +33,7 @@ impl Control {
         Box::new(Scripted {
             control: self.clone(),
             stored: HashMap::new(),
+            of_slot: HashMap::new(),
         })
     }
 
@@ -52,6 +53,8 @@ struct Scripted {
     control: Control,
     /// The token at each place of each page.
     stored: HashMap<(PageId, u32), u32>,
+    /// The tokens of the sequence that has a slot.
+    of_slot: HashMap<u32, Vec<u32>>,
 }
 
 fn hash(state: u64, value: u64) -> u64 {
@@ -114,11 +117,17 @@ impl Model for Scripted {
                     position % PAGE_TOKENS,
                 )
             };
+            // A sequence keeps its slot from its first token on, and nobody else comes there meanwhile.
+            let of_slot = self.of_slot.entry(run.slot).or_default();
+            of_slot.truncate(if run.position == 0 { 0 } else { usize::MAX });
+            assert_eq!(of_slot.len(), run.position as usize, "slot {}", run.slot);
+            of_slot.extend_from_slice(run.tokens);
             for (position, token) in (run.position..).zip(run.tokens) {
                 self.stored.insert(place(position), *token);
             }
             if run.wants_logits {
                 let history: Vec<u32> = (0..end).map(|at| self.stored[&place(at)]).collect();
+                assert_eq!(history, *of_slot, "slot {}", run.slot);
                 rows.push(if history[0] == SPOILT {
                     vec![f32::NAN; VOCABULARY]
                 } else {

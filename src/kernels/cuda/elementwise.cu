@@ -9,7 +9,8 @@ constexpr uint32_t NORM_THREADS = 256;
 
 }  // namespace
 
-// x += delta, where `delta` is not null; out = x / sqrt(mean of x^2 + epsilon) * weight. Grid: a block for each token.
+// x += delta, where `delta` is not null; out = x / sqrt(mean of x^2 + epsilon) * weight, where `out` may be x. Grid: a block
+// for each row.
 //
 // Squares are added as a row of float weights is: sixteen partial sums, a chain of fused multiply-adds each. The chains
 // are one half-warp's; the others fetch the next chunk meanwhile.
@@ -74,6 +75,26 @@ extern "C" __global__ void __launch_bounds__(256) silu_mul(float* gate, const fl
         const float x = gate[i];
         const float denominator = exact::add(1.0f, exact::exp(exact::sub(0.0f, x)));
         gate[i] = exact::mul(exact::div(x, denominator), __ldg(up + i));
+    }
+}
+
+// gate = gelu(gate) * up, where gelu(x) = x / (1 + e^-t) with t = 2 sqrt(2 / pi) (x + 0.044715 x^3): the approximation by a
+// hyperbolic tangent. Grid: x covers the elements.
+extern "C" __global__ void __launch_bounds__(256) gelu_mul(float* gate, const float* up, uint64_t count) {
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < count) {
+        const float x = gate[i];
+        const float exponent = exact::mul(x, exact::fma(exact::mul(x, x), 0.071354814f, 1.5957692f));
+        const float denominator = exact::add(1.0f, exact::exp(exact::sub(0.0f, exponent)));
+        gate[i] = exact::mul(exact::div(x, denominator), __ldg(up + i));
+    }
+}
+
+// x *= factor. Grid: x covers the elements.
+extern "C" __global__ void __launch_bounds__(256) scale(float* x, float factor, uint64_t count) {
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < count) {
+        x[i] = exact::mul(x[i], factor);
     }
 }
 

@@ -20,20 +20,29 @@ pub struct AddRmsNorm {
     pub delta: Option<DeviceAddress>,
     /// `[columns]`.
     pub weight: DeviceAddress,
-    /// `[tokens, columns]`; not `x`.
+    /// `[tokens, columns]`; `x` itself for a norm in its place (`kernels::rms_norm`).
     pub output: DeviceAddress,
     pub columns: usize,
     pub tokens: usize,
     pub epsilon: f32,
 }
 
-/// gate = silu(gate) * up, as `kernels::silu_mul`.
+/// gate = activation(gate) * up, as `kernels::silu_mul` and `kernels::gelu_mul`.
 #[derive(Clone, Copy, Debug)]
-pub struct SiluMul {
+pub struct GateMul {
     /// f32 `[count]`.
     pub gate: DeviceAddress,
     /// f32 `[count]`.
     pub up: DeviceAddress,
+    pub count: usize,
+}
+
+/// x *= factor, as `kernels::scale`.
+#[derive(Clone, Copy, Debug)]
+pub struct Scale {
+    /// f32 `[count]`.
+    pub x: DeviceAddress,
+    pub factor: f32,
     pub count: usize,
 }
 
@@ -66,6 +75,8 @@ pub struct Rope {
 pub(super) struct Kernels {
     add_rms_norm: Kernel,
     silu_mul: Kernel,
+    gelu_mul: Kernel,
+    scale: Kernel,
     add_bias: Kernel,
     rope: Kernel,
 }
@@ -76,6 +87,8 @@ impl Kernels {
         Ok(Kernels {
             add_rms_norm: module.kernel("add_rms_norm".to_owned())?,
             silu_mul: module.kernel("silu_mul".to_owned())?,
+            gelu_mul: module.kernel("gelu_mul".to_owned())?,
+            scale: module.kernel("scale".to_owned())?,
             add_bias: module.kernel("add_bias".to_owned())?,
             rope: module.kernel("rope".to_owned())?,
         })
@@ -84,8 +97,11 @@ impl Kernels {
 
 impl CudaKernels {
     /// x += delta, then output = the norm of x.
+    ///
+    /// # Panics
+    /// When `x`, to which something is added, would be overwritten by its norm.
     pub fn add_rms_norm(&self, stream: &CudaStream, norm: &AddRmsNorm) -> Result<(), KernelError> {
-        assert!(norm.x != norm.output, "{norm:?}");
+        assert!(norm.x != norm.output || norm.delta.is_none(), "{norm:?}");
         let delta = norm.delta.unwrap_or(DeviceAddress::NULL);
         let columns = count(norm.columns);
         let grid = Grid {
@@ -112,15 +128,26 @@ impl CudaKernels {
         }
     }
 
-    pub fn silu_mul(&self, stream: &CudaStream, gate: &SiluMul) -> Result<(), KernelError> {
-        let count = gate.count as u64;
-        // SAFETY: (gate, up, count), as the kernel declares them; whoever made the addresses answers for `count` floats at
-        // each.
+    pub fn silu_mul(&self, stream: &CudaStream, gate: &GateMul) -> Result<(), KernelError> {
+        gate_mul(&self.elementwise.silu_mul, stream, gate)
+    }
+
+    pub fn gelu_mul(&self, stream: &CudaStream, gate: &GateMul) -> Result<(), KernelError> {
+        gate_mul(&self.elementwise.gelu_mul, stream, gate)
+    }
+
+    pub fn scale(&self, stream: &CudaStream, scale: &Scale) -> Result<(), KernelError> {
+        let count = scale.count as u64;
+        // SAFETY: (x, factor, count), as the kernel declares them; whoever made the address answers for `count` floats at it.
         unsafe {
-            self.elementwise.silu_mul.launch(
+            self.elementwise.scale.launch(
                 stream,
                 Grid::of_elements(count, 1),
-                &mut [argument(&gate.gate), argument(&gate.up), argument(&count)],
+                &mut [
+                    argument(&scale.x),
+                    argument(&scale.factor),
+                    argument(&count),
+                ],
             )
         }
     }
@@ -164,5 +191,18 @@ impl CudaKernels {
                 ],
             )
         }
+    }
+}
+
+fn gate_mul(kernel: &Kernel, stream: &CudaStream, gate: &GateMul) -> Result<(), KernelError> {
+    let count = gate.count as u64;
+    // SAFETY: (gate, up, count), as both kernels declare them; whoever made the addresses answers for `count` floats at
+    // each.
+    unsafe {
+        kernel.launch(
+            stream,
+            Grid::of_elements(count, 1),
+            &mut [argument(&gate.gate), argument(&gate.up), argument(&count)],
+        )
     }
 }

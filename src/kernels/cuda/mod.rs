@@ -43,7 +43,7 @@ use cudarc::driver::CudaContext;
 use crate::memory::DeviceAddress;
 
 pub use attention::{Attention, DevicePages, DeviceRuns, HEAD_LENGTH_MAX, PagePrecision, StoreKv};
-pub use elementwise::{AddBias, AddRmsNorm, Rope, SiluMul};
+pub use elementwise::{AddBias, AddRmsNorm, GateMul, Rope, Scale};
 pub use long_attention::{LongAttention, long_attention_scratch_bytes};
 pub use products::{DeviceMatrix, InputForm, MatrixProduct, QuantiseRows, quantised_input_bytes};
 pub use rows::{DequantiseRows, GatherRows};

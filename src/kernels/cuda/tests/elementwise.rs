@@ -2,8 +2,12 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::kernels::cuda::{AddBias, AddRmsNorm, Rope, SiluMul};
-use crate::kernels::{ComputePool, RopePairs, RopeTable, add_rms_norm, rope, silu_mul};
+use crate::gguf::RopeScaling;
+use crate::kernels::cuda::{AddBias, AddRmsNorm, GateMul, Rope, Scale};
+use crate::kernels::{
+    ComputePool, RopePairs, RopeSettings, RopeTable, add_rms_norm, gelu_mul, rms_norm, rope, scale,
+    silu_mul,
+};
 
 const WIDTHS: [usize; 3] = [1, 3, 17];
 
@@ -45,6 +49,25 @@ fn norms_have_the_bits_of_the_host() {
                     assert_same_bits(&x_there.floats(), &sum, &what);
                     assert_same_bits(&out.floats(), &expected, &what);
                 }
+                let in_place = device.upload(&x);
+                let weight_there = device.upload(&weight);
+                let launch = AddRmsNorm {
+                    x: in_place.address(),
+                    delta: None,
+                    weight: weight_there.address(),
+                    output: in_place.address(),
+                    columns,
+                    tokens: width,
+                    epsilon: 1e-5,
+                };
+                device
+                    .kernels
+                    .add_rms_norm(&device.stream, &launch)
+                    .expect("a launch");
+                let mut expected = x.clone();
+                rms_norm(&pool, &mut expected, &weight, 1e-5);
+                let what = format!("{width} x {columns} in place, {style:?}");
+                assert_same_bits(&in_place.floats(), &expected, &what);
             }
         }
     }
@@ -79,8 +102,9 @@ fn gates_have_the_bits_of_the_host() {
     ];
     gate[..edges.len()].copy_from_slice(&edges);
     let up = inputs(&mut rng, count, Style::Extreme);
-    let (gate_there, up_there) = (device.upload(&gate), device.upload(&up));
-    let launch = SiluMul {
+    let up_there = device.upload(&up);
+    let gate_there = device.upload(&gate);
+    let launch = GateMul {
         gate: gate_there.address(),
         up: up_there.address(),
         count,
@@ -89,8 +113,33 @@ fn gates_have_the_bits_of_the_host() {
         .kernels
         .silu_mul(&device.stream, &launch)
         .expect("a launch");
-    silu_mul(&pool, &mut gate, &up);
-    assert_same_bits(&gate_there.floats(), &gate, "gates");
+    let mut expected = gate.clone();
+    silu_mul(&pool, &mut expected, &up);
+    assert_same_bits(&gate_there.floats(), &expected, "silu");
+    let gate_there = device.upload(&gate);
+    let launch = GateMul {
+        gate: gate_there.address(),
+        ..launch
+    };
+    device
+        .kernels
+        .gelu_mul(&device.stream, &launch)
+        .expect("a launch");
+    let mut expected = gate.clone();
+    gelu_mul(&pool, &mut expected, &up);
+    assert_same_bits(&gate_there.floats(), &expected, "gelu");
+    let gate_there = device.upload(&gate);
+    let launch = Scale {
+        x: gate_there.address(),
+        factor: 25.298_221,
+        count,
+    };
+    device
+        .kernels
+        .scale(&device.stream, &launch)
+        .expect("a launch");
+    scale(&mut gate, 25.298_221);
+    assert_same_bits(&gate_there.floats(), &gate, "scaled");
 }
 
 #[test]
@@ -127,7 +176,13 @@ fn rotations_have_the_bits_of_the_host() {
     for pairs in [RopePairs::Interleaved, RopePairs::Halves] {
         for (heads, head_length, dimensions) in [(3, 10, 8), (9, 64, 64), (1, 16, 0)] {
             for width in WIDTHS {
-                let table = RopeTable::new(dimensions, 10_000.0, 1.0, None);
+                let table = RopeTable::new(&RopeSettings {
+                    dimensions,
+                    base: 10_000.0,
+                    scaling: RopeScaling::None,
+                    magnitude: 1.25,
+                    factors: None,
+                });
                 let positions: Vec<u32> = (0..width as u32).map(|t| 1 + 97 * t).collect();
                 let angles = table.angles(&positions);
                 let rotations: Vec<f32> = angles.rotations().iter().flatten().copied().collect();
