@@ -1,7 +1,7 @@
 # The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-checks model cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers bench-offload bench-70b clean-demo
+.PHONY: help setup setup-checks model vocabularies cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers bench-offload bench-70b clean-demo
 
 PYTHON ?= python3
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -30,6 +30,9 @@ setup-checks:
 model: setup ## fetch SmolLM2-135M-Instruct (94 MiB, Apache-2.0) into models/
 	@$(PYTHON) scripts/fetch_model.py
 
+vocabularies: setup ## fetch the vocabularies that the tokenizer is tested with (74 MiB) into models/vocabularies/
+	@$(PYTHON) scripts/fetch_vocabularies.py
+
 build: setup ## build target/release/strata
 	cargo build $(CARGO_FLAGS)
 
@@ -52,6 +55,7 @@ test: setup-checks ## all that CI runs: format, lints, tests, demo
 	@scripts/stage.sh format cargo fmt --all --check
 	@scripts/stage.sh scripts $(PYTHON) -m py_compile $(wildcard scripts/*.py benches/*.py)
 	@scripts/stage.sh model $(PYTHON) scripts/fetch_model.py
+	@scripts/stage.sh vocabularies $(PYTHON) scripts/fetch_vocabularies.py
 	@scripts/stage.sh nvcc $(PYTHON) scripts/fetch_cuda_compiler.py
 	@scripts/stage.sh clippy cargo clippy $(CARGO_FLAGS) --features cuda --workspace --all-targets -- -D warnings
 	@scripts/stage.sh clippy-default cargo clippy $(CARGO_FLAGS) -- -D warnings
@@ -86,5 +90,5 @@ bench-offload: model build ## with less memory than the model: beside the drive'
 bench-70b: model build ## write a model of 40 GB and serve it from the memory that is there
 	$(PYTHON) benches/seventy_billion.py --strata $(STRATA) --vocabulary $(MODEL) $(SEVENTY)
 
-clean-demo: ## remove the model, the downloads, the peers and the demo's log
-	rm -rf $(MODEL) $(MODEL).partial $(TARGET)/downloads $(TARGET)/demo $(TARGET)/pip $(TARGET)/peers
+clean-demo: ## remove the model, the vocabularies, the downloads, the peers and the demo's log
+	rm -rf $(MODEL) $(MODEL).partial models/vocabularies $(TARGET)/downloads $(TARGET)/demo $(TARGET)/pip $(TARGET)/peers
