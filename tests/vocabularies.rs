@@ -24,18 +24,16 @@ fn fetched(variable: &str, default: &str, how: &str) -> PathBuf {
     path
 }
 
-/// `.inp` and `.out` of a vocabulary: texts and ids. Three vocabularies come without, and have to load all the same.
+/// `.inp` and `.out` of a vocabulary: texts and ids.
 fn cases(folder: &Path, name: &str) -> Vec<(String, Vec<u32>)> {
     let read = |ending: &str| {
         let path = folder.join(format!("ggml-vocab-{name}.gguf.{ending}"));
         std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
     };
     let (texts, ids) = (read("inp"), read("out"));
-    let texts: Vec<&str> = texts
-        .strip_suffix(SEPARATOR)
-        .expect("the texts end in a separator")
-        .split(SEPARATOR)
-        .collect();
+    // Some files end in a separator, some without.
+    let texts = texts.strip_suffix(SEPARATOR).unwrap_or(&texts);
+    let texts: Vec<&str> = texts.split(SEPARATOR).collect();
     let lines: Vec<&str> = ids.lines().collect();
     assert_eq!(texts.len(), lines.len(), "texts and lines of {name}");
     let ids = |line: &str| {
@@ -52,14 +50,14 @@ fn load(path: &Path) -> Result<Tokenizer, String> {
     Tokenizer::from_gguf(&gguf.metadata).map_err(|error| error.to_string())
 }
 
-/// How many of the cases are equal; the first that is not is shown.
+/// How many of the cases are equal; those that are not are shown.
 fn equal(tokenizer: &Tokenizer, name: &str, cases: &[(String, Vec<u32>)]) -> usize {
     let mut equal = 0;
     for (text, expected) in cases {
         let found = tokenizer.encode(text, Special::Text);
         if found == *expected {
             equal += 1;
-        } else if equal + 1 >= cases.len() || found.len() < 40 {
+        } else {
             println!("{name}: {text:?}\n  is {found:?}\n  not {expected:?}");
         }
     }
@@ -81,6 +79,7 @@ fn every_vocabulary_gives_the_ids_that_llama_cpp_expects() {
         ("deepseek-coder", 46),
         ("deepseek-llm", 46),
         ("falcon", 46),
+        ("gemma-4", 46),
         ("gpt-2", 46),
         ("gpt-neox", 0),
         ("llama-bpe", 46),
@@ -93,11 +92,7 @@ fn every_vocabulary_gives_the_ids_that_llama_cpp_expects() {
         ("starcoder", 46),
     ];
     // (vocabulary, its `tokenizer.ggml.model`)
-    let refused = [
-        ("bert-bge", "bert"),
-        ("gemma-4", "gemma4"),
-        ("nomic-bert-moe", "t5"),
-    ];
+    let refused = [("bert-bge", "bert"), ("nomic-bert-moe", "t5")];
 
     let path = |name: &str| folder.join(format!("ggml-vocab-{name}.gguf"));
     let listed: Vec<PathBuf> = supported
