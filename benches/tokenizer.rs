@@ -18,7 +18,7 @@ const MODELS: [&str; 2] = [
 
 fn main() {
     let is_bench = std::env::args().any(|argument| argument == "--bench");
-    let bytes = if is_bench { 3 << 20 } else { 4 << 10 };
+    let bytes: usize = if is_bench { 3 << 20 } else { 4 << 10 };
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let written = |names: &[&str]| {
         let read = |name: &&str| std::fs::read_to_string(root.join(name)).expect("read a text");
