@@ -1,7 +1,7 @@
 # The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-checks model test-models cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers bench-offload bench-70b clean-demo
+.PHONY: help setup setup-checks model test-models vocabularies cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers bench-offload bench-70b clean-demo
 
 PYTHON ?= python3
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -33,6 +33,9 @@ model: setup ## fetch SmolLM2-135M-Instruct (94 MiB, Apache-2.0) into models/
 test-models: setup ## fetch the models that tests compare with a reference: that one, and Gemma 3 270M (241 MiB, Gemma Terms of Use)
 	@$(PYTHON) scripts/fetch_model.py smollm2 gemma3-270m
 
+vocabularies: setup ## fetch the vocabularies that the tokenizer is tested with (74 MiB) into models/vocabularies/
+	@$(PYTHON) scripts/fetch_vocabularies.py
+
 build: setup ## build target/release/strata
 	cargo build $(CARGO_FLAGS)
 
@@ -55,6 +58,7 @@ test: setup-checks ## all that CI runs: format, lints, tests, demo
 	@scripts/stage.sh format cargo fmt --all --check
 	@scripts/stage.sh scripts $(PYTHON) -m py_compile $(wildcard scripts/*.py benches/*.py)
 	@scripts/stage.sh models $(PYTHON) scripts/fetch_model.py smollm2 gemma3-270m
+	@scripts/stage.sh vocabularies $(PYTHON) scripts/fetch_vocabularies.py
 	@scripts/stage.sh nvcc $(PYTHON) scripts/fetch_cuda_compiler.py
 	@scripts/stage.sh clippy cargo clippy $(CARGO_FLAGS) --features cuda --workspace --all-targets -- -D warnings
 	@scripts/stage.sh clippy-default cargo clippy $(CARGO_FLAGS) -- -D warnings
@@ -89,5 +93,5 @@ bench-offload: model build ## with less memory than the model: beside the drive'
 bench-70b: model build ## write a model of 40 GB and serve it from the memory that is there
 	$(PYTHON) benches/seventy_billion.py --strata $(STRATA) --vocabulary $(MODEL) $(SEVENTY)
 
-clean-demo: ## remove the models, the downloads, the peers and the demo's log
-	rm -rf $(MODEL) $(MODEL).partial models/gemma3-270m-q4_k_m.gguf $(TARGET)/downloads $(TARGET)/demo $(TARGET)/pip $(TARGET)/peers
+clean-demo: ## remove the models, the vocabularies, the downloads, the peers and the demo's log
+	rm -rf $(MODEL) $(MODEL).partial models/gemma3-270m-q4_k_m.gguf models/vocabularies $(TARGET)/downloads $(TARGET)/demo $(TARGET)/pip $(TARGET)/peers

@@ -101,6 +101,7 @@ pub(crate) fn load(config: &Config) -> anyhow::Result<Loading> {
         kv_pages: plan.kv.pages,
         kv_tier: plan.kv.tier.name(),
         stalled_client_timeout: config.stall_timeout,
+        tokens: tokenizer.vocabulary_size(),
         end_of_generation: Arc::new(end_of_generation),
     };
     let model_context = planned.hyperparameters.context_length as usize;

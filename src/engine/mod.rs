@@ -30,7 +30,7 @@ use tokio::sync::mpsc;
 /// One sequence to generate.
 #[derive(Debug)]
 pub struct Request {
-    /// At least one token, and fewer than the context; every id is below the vocabulary's size.
+    /// At least one token, and fewer than the context; every id is below [`EngineSettings::tokens`].
     pub prompt: Arc<[u32]>,
     pub sampling: SamplingParameters,
     /// Upper bound of generated tokens; the context bounds it too.
@@ -144,6 +144,9 @@ pub struct EngineSettings {
     pub kv_tier: &'static str,
     /// A client that takes no event for so long is given up.
     pub stalled_client_timeout: Duration,
+    /// Tokens of the vocabulary. The model's rows of logits may be longer: what is beyond stands for no token, and is
+    /// neither chosen nor taken in a prompt.
+    pub tokens: usize,
     /// Tokens that end a turn.
     pub end_of_generation: Arc<HashSet<u32>>,
 }

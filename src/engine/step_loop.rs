@@ -155,7 +155,7 @@ impl StepLoop {
                 return;
             };
             let request = waiting.request;
-            let vocabulary = self.model.vocabulary_size();
+            let vocabulary = self.model.vocabulary_size().min(self.settings.tokens);
             if let Some(answer) = answer_at_once(&request, &self.settings, vocabulary, &self.pool) {
                 self.shared.leave(1);
                 let _ = request.events.try_send(answer);
@@ -233,7 +233,7 @@ impl StepLoop {
             let sequence = &mut self.sequences[share.index];
             let last = sequence.advance(
                 share.tokens,
-                row.map(Vec::as_slice),
+                row.map(|row| &row[..row.len().min(self.settings.tokens)]),
                 around,
                 &mut self.scratch,
             );

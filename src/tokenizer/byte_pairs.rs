@@ -1,22 +1,38 @@
-//! Byte-pair merges of GPT-2-style vocabularies.
+//! Byte-pair merges: of bytes, in vocabularies like GPT-2's, and of characters, in those that are written as
+//! SentencePiece writes them.
 
 use super::TokenizerError;
+use super::boundaries::Boundaries;
 use super::byte_level::ByteAlphabet;
-use super::vocabulary::Vocabulary;
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use super::folded_hash::FoldedHash;
+use super::merge_queue::{Candidate, MergeQueue};
+use super::vocabulary::{Spelling, Vocabulary};
+use std::collections::HashMap;
 
 pub(super) const MERGES: &str = "tokenizer.ggml.merges";
 
-/// The merge table. Symbols are ids: tokens keep theirs, byte strings that merges name but the vocabulary lacks get
-/// ids past its end (they can be steps on the way to a token).
+/// The merge table. Symbols are ids: tokens keep theirs, strings that merges name but the vocabulary lacks get ids past
+/// its end (they can be steps on the way to a token).
 pub(super) struct BytePairs {
-    merges: HashMap<u64, Merge, PairHash>,
-    /// The symbol of each byte.
-    bytes: Vec<u32>,
+    merges: HashMap<u64, Merge, FoldedHash>,
+    start: Start,
     /// Tokens are the ids below this.
     vocabulary: u32,
+}
+
+/// What a word consists of before anything is merged.
+enum Start {
+    /// The symbol of each byte.
+    Bytes(Box<[u32; 256]>),
+    Characters(Characters),
+}
+
+struct Characters {
+    /// Symbols of the characters that merges name and the vocabulary lacks.
+    extra: HashMap<char, u32>,
+    /// The token of each byte, for what is no piece.
+    bytes: Box<[Option<u32>; 256]>,
+    boundaries: Boundaries,
 }
 
 #[derive(Clone, Copy)]
@@ -31,99 +47,71 @@ fn pair(left: u32, right: u32) -> u64 {
     u64::from(left) << 32 | u64::from(right)
 }
 
-/// Most of the time of encoding goes into looking up pairs, so the hash is one multiplication. It is seeded, so that
-/// no file can be made to collide.
-#[derive(Clone, Copy)]
-struct PairHash {
-    seed: u64,
-    factor: u64,
-}
-
-impl PairHash {
-    fn new() -> PairHash {
-        let state = RandomState::new();
-        PairHash {
-            seed: state.hash_one(0),
-            factor: state.hash_one(1) | 1,
-        }
-    }
-}
-
-impl BuildHasher for PairHash {
-    type Hasher = PairHasher;
-
-    fn build_hasher(&self) -> PairHasher {
-        PairHasher {
-            hash: *self,
-            value: 0,
-        }
-    }
-}
-
-struct PairHasher {
-    hash: PairHash,
-    value: u64,
-}
-
-impl Hasher for PairHasher {
-    fn write(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.write_u64(u64::from(byte));
-        }
-    }
-
-    fn write_u64(&mut self, key: u64) {
-        let product = u128::from(self.value ^ key ^ self.hash.seed) * u128::from(self.hash.factor);
-        self.value = (product >> 64) as u64 ^ product as u64;
-    }
-
-    fn finish(&self) -> u64 {
-        self.value
-    }
-}
-
-/// Working memory of a run of words, and what it did.
+/// Working memory of a run of words.
 #[derive(Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,
-    queue: BinaryHeap<Reverse<Candidate>>,
-    /// Pushes to the queue so far: the work, which tests hold against a bound.
-    pub(super) pushes: u64,
+    pub(super) queue: MergeQueue,
 }
 
-/// A node of the list of symbols that a word consists of. Its place is that of its first byte.
+impl Scratch {
+    /// Takes a word as its symbols, each with the place of its first byte.
+    fn begin(&mut self, symbols: impl Iterator<Item = (u32, u32)>) {
+        self.queue.clear();
+        self.symbols.clear();
+        self.symbols
+            .extend(symbols.zip(0..).map(|((id, start), place)| Symbol {
+                id,
+                start,
+                previous: if place == 0 { NONE } else { place - 1 },
+                next: place + 1,
+            }));
+        if let Some(last) = self.symbols.last_mut() {
+            last.next = NONE;
+        }
+    }
+}
+
+/// A node of the list of symbols that a word consists of.
 #[derive(Clone, Copy)]
 struct Symbol {
     /// `GONE` once merged into its left neighbour.
     id: u32,
+    /// The place of its first byte in the word.
+    start: u32,
     previous: u32,
     next: u32,
 }
 
 const GONE: u32 = u32::MAX;
+/// A character that neither the vocabulary nor a merge has.
+const UNKNOWN: u32 = u32::MAX - 1;
 const NONE: u32 = u32::MAX;
 
-/// Ordered by rank, then from left to right.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
-    rank: u32,
-    left: u32,
-    left_id: u32,
-    right_id: u32,
-}
-
 impl BytePairs {
+    /// `bytes`: from a byte to its token, where what is merged are characters.
     pub(super) fn new(
         lines: &[String],
         vocabulary: &Vocabulary,
+        bytes: [Option<u32>; 256],
     ) -> Result<BytePairs, TokenizerError> {
-        let alphabet = ByteAlphabet::new();
+        let spelling = vocabulary.spelling();
         let mut symbols = Symbols {
             vocabulary,
             extra: HashMap::new(),
         };
-        let bytes = (0..=255u8).map(|byte| symbols.id_of(&[byte])).collect();
-        let mut merges = HashMap::with_capacity_and_hasher(lines.len(), PairHash::new());
+        let first_bytes = Box::new(std::array::from_fn(|byte| symbols.id_of(&[byte as u8])));
+        let alphabet = ByteAlphabet::new();
+        let spell = |part: &str, text: &mut Vec<u8>| match spelling {
+            // A merge of what no text is written with can never apply: a character outside the alphabet, a plain space.
+            Spelling::ByteLevel => alphabet.decode_into(part, text),
+            Spelling::SentencePiece => {
+                text.extend_from_slice(part.replace('\u{2581}', " ").as_bytes());
+                !part.contains(' ')
+            }
+        };
+        let mut merges = HashMap::with_capacity_and_hasher(lines.len(), FoldedHash::new());
+        let mut boundaries = Boundaries::everywhere();
         let mut text = Vec::new();
         for (rank, line) in lines.iter().enumerate() {
             // A left part may itself begin with a space, so the one that separates is looked for after it.
@@ -136,15 +124,11 @@ impl BytePairs {
             };
             let Ok(rank) = u32::try_from(rank) else { break };
             text.clear();
-            // Text is spelt in the byte alphabet, so a merge of anything else can never apply.
-            if !alphabet.decode_into(&line[..space], &mut text) {
+            if !spell(&line[..space], &mut text) {
                 continue;
             }
             let middle = text.len();
-            if !alphabet.decode_into(&line[space + 1..], &mut text)
-                || middle == 0
-                || middle == text.len()
-            {
+            if !spell(&line[space + 1..], &mut text) || middle == 0 || middle == text.len() {
                 continue;
             }
             let pair = pair(
@@ -153,38 +137,75 @@ impl BytePairs {
             );
             let merged = symbols.id_of(&text);
             merges.entry(pair).or_insert(Merge { rank, merged });
+            if spelling == Spelling::SentencePiece
+                && let Ok(text) = str::from_utf8(&text)
+            {
+                boundaries.keep_whole(text);
+            }
         }
         merges.shrink_to_fit();
+        let start = match spelling {
+            Spelling::ByteLevel => Start::Bytes(first_bytes),
+            Spelling::SentencePiece => Start::Characters(Characters {
+                extra: symbols.extra_characters(),
+                bytes: Box::new(bytes),
+                boundaries,
+            }),
+        };
         Ok(BytePairs {
             merges,
-            bytes,
+            start,
             vocabulary: vocabulary.len() as u32,
         })
     }
 
     /// Appends the tokens of one word. Merges apply by rank, and from left to right within one rank; the work is
     /// O(n log n) for a word of n bytes.
-    pub(super) fn encode(&self, word: &[u8], scratch: &mut Scratch, tokens: &mut Vec<u32>) {
-        let count = word.len() as u32;
-        scratch.symbols.clear();
-        scratch.queue.clear();
-        scratch
-            .symbols
-            .extend(word.iter().zip(0..count).map(|(&byte, i)| Symbol {
-                id: self.bytes[usize::from(byte)],
-                previous: if i == 0 { NONE } else { i - 1 },
-                next: if i + 1 == count { NONE } else { i + 1 },
-            }));
-        for left in 0..count.saturating_sub(1) {
-            self.consider(left, left + 1, scratch);
+    pub(super) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        word: &str,
+        scratch: &mut Scratch,
+        tokens: &mut Vec<u32>,
+    ) {
+        match &self.start {
+            Start::Bytes(symbols) => {
+                let bytes = word.bytes().zip(0..);
+                scratch.begin(bytes.map(|(byte, start)| (symbols[usize::from(byte)], start)));
+                self.merge(scratch);
+                self.finish(word.as_bytes(), scratch, tokens, |byte| {
+                    Some(symbols[usize::from(byte)]).filter(|&id| id < self.vocabulary)
+                });
+            }
+            Start::Characters(characters) => characters.boundaries.split(word, |part| {
+                scratch.begin(part.char_indices().map(|(start, character)| {
+                    let bytes = &part.as_bytes()[start..][..character.len_utf8()];
+                    let id = vocabulary.find(bytes);
+                    let id = id.or_else(|| characters.extra.get(&character).copied());
+                    (id.unwrap_or(UNKNOWN), start as u32)
+                }));
+                self.merge(scratch);
+                self.finish(part.as_bytes(), scratch, tokens, |byte| {
+                    characters.bytes[usize::from(byte)]
+                });
+            }),
         }
-        while let Some(Reverse(candidate)) = scratch.queue.pop() {
+    }
+
+    fn merge(&self, scratch: &mut Scratch) {
+        for left in 0..(scratch.symbols.len() as u32).saturating_sub(1) {
+            if let Some(candidate) = self.candidate(left, left + 1, &scratch.symbols) {
+                scratch.queue.seed(candidate);
+            }
+        }
+        scratch.queue.sort();
+        while let Some(candidate) = scratch.queue.pop() {
             let left = scratch.symbols[candidate.left as usize];
-            if left.id != candidate.left_id || left.next == NONE {
+            if left.id != candidate.pair[0] || left.next == NONE {
                 continue;
             }
             let right = scratch.symbols[left.next as usize];
-            if right.id != candidate.right_id {
+            if right.id != candidate.pair[1] {
                 continue;
             }
             let Some(merge) = self.merges.get(&pair(left.id, right.id)) else {
@@ -195,47 +216,54 @@ impl BytePairs {
             scratch.symbols[candidate.left as usize].next = right.next;
             if right.next != NONE {
                 scratch.symbols[right.next as usize].previous = candidate.left;
-                self.consider(candidate.left, right.next, scratch);
             }
-            if left.previous != NONE {
-                self.consider(left.previous, candidate.left, scratch);
-            }
-        }
-        let mut place = if count == 0 { NONE } else { 0 };
-        while place != NONE {
-            let symbol = scratch.symbols[place as usize];
-            if symbol.id < self.vocabulary {
-                tokens.push(symbol.id);
-            } else {
-                // Not a token: its bytes, as far as the vocabulary has them.
-                let end = if symbol.next == NONE {
-                    count
-                } else {
-                    symbol.next
-                };
-                for &byte in &word[place as usize..end as usize] {
-                    let id = self.bytes[usize::from(byte)];
-                    if id < self.vocabulary {
-                        tokens.push(id);
-                    }
+            for (left, right) in [
+                (candidate.left, right.next),
+                (left.previous, candidate.left),
+            ] {
+                if left != NONE
+                    && right != NONE
+                    && let Some(fresh) = self.candidate(left, right, &scratch.symbols)
+                {
+                    scratch.queue.push(fresh);
                 }
             }
-            place = symbol.next;
         }
     }
 
-    fn consider(&self, left: u32, right: u32, scratch: &mut Scratch) {
-        let left_id = scratch.symbols[left as usize].id;
-        let right_id = scratch.symbols[right as usize].id;
-        if let Some(merge) = self.merges.get(&pair(left_id, right_id)) {
-            scratch.pushes += 1;
-            scratch.queue.push(Reverse(Candidate {
-                rank: merge.rank,
-                left,
-                left_id,
-                right_id,
-            }));
+    /// Appends what the symbols have become: a symbol that is no token stands for the tokens of its bytes, as far as the
+    /// vocabulary has them.
+    fn finish(
+        &self,
+        word: &[u8],
+        scratch: &Scratch,
+        tokens: &mut Vec<u32>,
+        token_of: impl Fn(u8) -> Option<u32>,
+    ) {
+        let mut place = if word.is_empty() { NONE } else { 0 };
+        while place != NONE {
+            let symbol = scratch.symbols[place as usize];
+            place = symbol.next;
+            if symbol.id < self.vocabulary {
+                tokens.push(symbol.id);
+                continue;
+            }
+            let next = scratch.symbols.get(symbol.next as usize);
+            let end = next.map_or(word.len(), |next| next.start as usize);
+            let bytes = &word[symbol.start as usize..end];
+            tokens.extend(bytes.iter().filter_map(|&byte| token_of(byte)));
         }
+    }
+
+    /// Of the symbols at two places, if there is a merge of both.
+    fn candidate(&self, left: u32, right: u32, symbols: &[Symbol]) -> Option<Candidate> {
+        let ids = [symbols[left as usize].id, symbols[right as usize].id];
+        let merge = self.merges.get(&pair(ids[0], ids[1]))?;
+        Some(Candidate {
+            key: merge.rank,
+            left,
+            pair: ids,
+        })
     }
 }
 
@@ -257,6 +285,16 @@ impl Symbols<'_> {
         self.extra.insert(bytes.to_vec(), id);
         id
     }
+
+    /// Those of one character, outside the vocabulary.
+    fn extra_characters(&self) -> HashMap<char, u32> {
+        let characters = self.extra.iter().filter_map(|(bytes, &id)| {
+            let mut characters = str::from_utf8(bytes).ok()?.chars();
+            let character = characters.next()?;
+            characters.next().is_none().then_some((character, id))
+        });
+        characters.collect()
+    }
 }
 
 #[cfg(test)]
@@ -270,14 +308,14 @@ mod tests {
         texts.extend(pieces.iter().map(|p| p.to_string()));
         let vocabulary = Vocabulary::new(&texts, None, Spelling::ByteLevel).unwrap();
         let merges: Vec<String> = merges.iter().map(|m| m.to_string()).collect();
-        let pairs = BytePairs::new(&merges, &vocabulary)?;
+        let pairs = BytePairs::new(&merges, &vocabulary, [None; 256])?;
         Ok((vocabulary, pairs))
     }
 
     fn check(pieces: &[&str], merges: &[&str], word: &str, expected: &[&str]) {
         let (vocabulary, pairs) = table(pieces, merges).unwrap();
         let mut tokens = Vec::new();
-        pairs.encode(word.as_bytes(), &mut Scratch::default(), &mut tokens);
+        pairs.encode(&vocabulary, word, &mut Scratch::default(), &mut tokens);
         let shown: Vec<String> = tokens
             .iter()
             .map(|&t| String::from_utf8_lossy(vocabulary.piece(t)).into_owned())
@@ -312,6 +350,54 @@ mod tests {
         );
     }
 
+    fn check_characters(pieces: &[&str], merges: &[&str], word: &str, expected: &[&str]) {
+        let texts: Vec<String> = pieces.iter().map(|p| p.to_string()).collect();
+        let vocabulary = Vocabulary::new(&texts, None, Spelling::SentencePiece).unwrap();
+        let merges: Vec<String> = merges.iter().map(|m| m.to_string()).collect();
+        let bytes = std::array::from_fn(|byte| {
+            let text = format!("<0x{byte:02X}>");
+            texts.iter().position(|t| *t == text).map(|id| id as u32)
+        });
+        let pairs = BytePairs::new(&merges, &vocabulary, bytes).unwrap();
+        let mut tokens = Vec::new();
+        pairs.encode(&vocabulary, word, &mut Scratch::default(), &mut tokens);
+        let shown: Vec<&str> = tokens.iter().map(|&t| texts[t as usize].as_str()).collect();
+        assert_eq!(shown, expected, "{word:?}");
+    }
+
+    #[test]
+    fn characters_merge_where_pieces_are_written_as_sentencepiece_writes_them() {
+        check_characters(
+            &["é", "▁", "a", "▁é", "▁éa"],
+            &["▁ é", "▁é a"],
+            "é éa a",
+            &["é", "▁éa", "▁", "a"],
+        );
+        check_characters(
+            &["\n", "\n\n", "a"],
+            &["\n \n"],
+            "a\n\n\n",
+            &["a", "\n\n", "\n"],
+        );
+        // A character that only a merge has is a step to a token, and bytes where it stays.
+        let pieces = ["日本", "<0xE6>", "<0x97>", "<0xA5>", "a"];
+        check_characters(&pieces, &["日 本"], "日本a", &["日本", "a"]);
+        check_characters(
+            &pieces,
+            &["日 本"],
+            "a日a",
+            &["a", "<0xE6>", "<0x97>", "<0xA5>", "a"],
+        );
+        // And so is one that nothing has; bytes without a token are left out.
+        check_characters(
+            &pieces,
+            &["a a"],
+            "a\u{E000}日",
+            &["a", "<0xE6>", "<0x97>", "<0xA5>"],
+        );
+        check_characters(&pieces, &[], "", &[]);
+    }
+
     #[test]
     fn a_merge_without_a_space_is_refused_by_key() {
         for merge in ["ab", "", " ", "a", "é"] {
@@ -331,15 +417,12 @@ mod tests {
             .collect();
         let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
         let merges: Vec<&str> = merges.iter().map(String::as_str).collect();
-        let (_, pairs) = table(&pieces, &merges).unwrap();
+        let (vocabulary, pairs) = table(&pieces, &merges).unwrap();
         let word = "a".repeat(3 << 20);
         let (mut scratch, mut tokens) = (Scratch::default(), Vec::new());
-        pairs.encode(word.as_bytes(), &mut scratch, &mut tokens);
+        pairs.encode(&vocabulary, &word, &mut scratch, &mut tokens);
         assert_eq!(tokens.len(), (3 << 20) / 512);
-        assert!(
-            scratch.pushes <= 3 * word.len() as u64,
-            "{} pushes",
-            scratch.pushes
-        );
+        let pushes = scratch.queue.pushes;
+        assert!(pushes <= 3 * word.len() as u64, "{pushes} pushes");
     }
 }

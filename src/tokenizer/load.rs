@@ -2,7 +2,8 @@
 
 use super::byte_pairs::{BytePairs, MERGES};
 use super::end_tokens;
-use super::pre_tokenizer::{FALLBACK, PreTokenizer};
+use super::pre_patterns::{Bos, FALLBACK, Known, known};
+use super::pre_tokenizer::PreTokenizer;
 use super::sentence_pieces::SentencePieces;
 use super::special_tokens::SpecialTokens;
 use super::vocabulary::{Kind, Spelling, TOKEN_TYPE, TOKENS, Vocabulary, byte_of};
@@ -18,27 +19,33 @@ const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer, TokenizerError> {
-    let spelling = match metadata.require_string(MODEL)? {
-        "gpt2" => Spelling::ByteLevel,
-        "llama" => Spelling::SentencePiece,
+    // SentencePiece's own way of merging has no pre-tokeniser.
+    let cutting = match metadata.require_string(MODEL)? {
+        "llama" => None,
+        "gpt2" => Some(pre_tokenizer(metadata.string(PRE)?.unwrap_or_default())),
+        "gemma4" => Some(pre_tokenizer("gemma4")),
         other => {
             return Err(TokenizerError::invalid(
                 MODEL,
-                format!("tokenizer {other:?} is not supported; `gpt2` and `llama` are"),
+                format!("tokenizer {other:?} is not supported; `gpt2`, `llama` and `gemma4` are"),
             ));
         }
     };
+    let spelling = cutting.map_or(Spelling::SentencePiece, |known| known.spelling);
     let texts = metadata.require_strings(TOKENS)?;
     let types = metadata.i64s(TOKEN_TYPE)?;
     let mut vocabulary = Vocabulary::new(texts, types.as_deref(), spelling)?;
 
-    let (method, add_bos_default) = match spelling {
-        Spelling::ByteLevel => byte_pairs(metadata, &vocabulary)?,
-        Spelling::SentencePiece => (sentence_pieces(metadata, texts, &vocabulary)?, true),
+    let (method, bos_rule) = match &cutting {
+        Some(known) => (byte_pairs(metadata, known, texts, &vocabulary)?, known.bos),
+        None => (
+            sentence_pieces(metadata, texts, &vocabulary)?,
+            Bos::UnlessTold,
+        ),
     };
     // SentencePiece files that do not name them have <s> and </s> at these places.
     let usual = |id: u32| {
-        let usual = spelling == Spelling::SentencePiece && vocabulary.kind(id) == Kind::Control;
+        let usual = cutting.is_none() && vocabulary.kind(id) == Kind::Control;
         usual.then_some(id)
     };
     let bos = token_id(metadata, BOS, &vocabulary)?.or_else(|| usual(1));
@@ -58,8 +65,12 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer, TokenizerError
         method,
         bos,
         eos,
-        add_bos: add_bos.unwrap_or(add_bos_default),
-        add_space_prefix: add_space_prefix && spelling == Spelling::SentencePiece,
+        add_bos: match bos_rule {
+            Bos::IfTold => add_bos == Some(true),
+            Bos::UnlessTold => add_bos != Some(false),
+            Bos::Always => true,
+        },
+        add_space_prefix: add_space_prefix && cutting.is_none(),
         end_of_generation,
     })
 }
@@ -80,26 +91,29 @@ pub(super) fn token_id(
     }
 }
 
+fn pre_tokenizer(name: &str) -> Known {
+    known(name).unwrap_or_else(|| {
+        tracing::warn!(
+            key = PRE,
+            name,
+            fallback = FALLBACK,
+            "unknown pre-tokeniser; prompts may be cut into other tokens than the model was trained with"
+        );
+        known(FALLBACK).expect("the fallback is a known pre-tokeniser")
+    })
+}
+
 fn byte_pairs(
     metadata: &Metadata,
+    known: &Known,
+    texts: &[String],
     vocabulary: &Vocabulary,
-) -> Result<(Method, bool), TokenizerError> {
-    let name = metadata.string(PRE)?.unwrap_or_default();
-    let words = match PreTokenizer::named(name) {
-        Some(words) => words,
-        None => {
-            tracing::warn!(
-                key = PRE,
-                name,
-                fallback = FALLBACK,
-                "unknown pre-tokeniser; prompts may be cut into other tokens than the model was trained with"
-            );
-            PreTokenizer::named(FALLBACK).expect("the fallback is a known pre-tokeniser")
-        }
-    };
-    let add_bos = words.add_bos;
-    let pairs = BytePairs::new(metadata.require_strings(MERGES)?, vocabulary)?;
-    Ok((Method::BytePairs { words, pairs }, add_bos))
+) -> Result<Method, TokenizerError> {
+    let bytes = byte_tokens(texts, vocabulary);
+    Ok(Method::BytePairs {
+        words: PreTokenizer::new(known),
+        pairs: BytePairs::new(metadata.require_strings(MERGES)?, vocabulary, bytes)?,
+    })
 }
 
 fn sentence_pieces(
@@ -116,6 +130,18 @@ fn sentence_pieces(
             format!("{} scores for {} tokens", scores.len(), texts.len()),
         ));
     }
+    let bytes = byte_tokens(texts, vocabulary);
+    let unknown = token_id(metadata, UNKNOWN, vocabulary)?
+        .or((vocabulary.kind(0) == Kind::Unknown).then_some(0))
+        // Never a control token: text that cannot be spelt is left out rather than ending a turn.
+        .filter(|&id| vocabulary.kind(id) != Kind::Control);
+    Ok(Method::SentencePieces(SentencePieces::new(
+        &scores, bytes, unknown, vocabulary,
+    )))
+}
+
+/// From a byte to its token: the one spelt `<0x41>`, failing that the piece that is this byte.
+fn byte_tokens(texts: &[String], vocabulary: &Vocabulary) -> [Option<u32>; 256] {
     let mut bytes = [None; 256];
     for (id, text) in (0..).zip(texts) {
         let kind = vocabulary.kind(id);
@@ -129,11 +155,5 @@ fn sentence_pieces(
         let entry = &mut bytes[usize::from(byte)];
         *entry = entry.or_else(|| vocabulary.find(&[byte]));
     }
-    let unknown = token_id(metadata, UNKNOWN, vocabulary)?
-        .or((vocabulary.kind(0) == Kind::Unknown).then_some(0))
-        // Never a control token: text that cannot be spelt is left out rather than ending a turn.
-        .filter(|&id| vocabulary.kind(id) != Kind::Control);
-    Ok(Method::SentencePieces(SentencePieces::new(
-        scores, bytes, unknown,
-    )))
+    bytes
 }

@@ -6,15 +6,20 @@
 //!
 //! Token ids are those of llama.cpp for the same file and text, with these differences, all on the safe side: plain
 //! text never merges into a control, unknown or byte token, even where its characters spell one; overlapping special
-//! tokens are resolved leftmost first; byte-pair merges without a space and texts that occur twice are refused.
+//! tokens are resolved leftmost first; byte-pair merges without a space and texts that occur twice are refused. And where
+//! llama.cpp cuts words in another way than the model's own tokenizer, ours is the model's (see `pre_patterns`).
 
+mod boundaries;
 mod byte_level;
 mod byte_pairs;
 mod chat_messages;
 mod chat_template;
 mod detokenizer;
 mod end_tokens;
+mod folded_hash;
 mod load;
+mod merge_queue;
+mod pre_patterns;
 mod pre_tokenizer;
 mod provenance;
 mod python_json;
@@ -37,8 +42,9 @@ pub use sequence_text::{Ended, Piece, SequenceText};
 pub use special_tokens::Special;
 
 use crate::gguf::{GgufError, Metadata};
+use std::borrow::Cow;
 use std::ops::Range;
-use vocabulary::{Kind, Vocabulary};
+use vocabulary::{Kind, Spelling, Vocabulary};
 
 /// Why a file's tokenizer cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -114,17 +120,21 @@ impl Tokenizer {
                     match fragment {
                         special_tokens::Fragment::Token(id) => tokens.push(id),
                         special_tokens::Fragment::Text(range) => {
-                            words.split(&text[range], &mut |word| {
-                                let whole = if words.ignore_merges {
+                            let fragment = self.as_pieces_spell(&text[range]);
+                            words.split(&fragment, &mut |word| {
+                                let whole = if words.stays_whole(word) {
                                     self.vocabulary.find(word.as_bytes())
                                 } else {
                                     None
                                 };
                                 match whole {
                                     Some(id) => tokens.push(id),
-                                    None => {
-                                        pairs.encode(word.as_bytes(), &mut scratch, &mut tokens)
-                                    }
+                                    None => pairs.encode(
+                                        &self.vocabulary,
+                                        word,
+                                        &mut scratch,
+                                        &mut tokens,
+                                    ),
                                 }
                             });
                         }
@@ -141,14 +151,10 @@ impl Tokenizer {
                             after_special = true;
                         }
                         special_tokens::Fragment::Text(range) => {
-                            let prefix = if self.add_space_prefix && after_special {
-                                " "
-                            } else {
-                                ""
-                            };
-                            // The sign itself is a space to SentencePiece.
-                            let fragment =
-                                format!("{prefix}{}", text[range].replace('\u{2581}', " "));
+                            let mut fragment = self.as_pieces_spell(&text[range]);
+                            if self.add_space_prefix && after_special {
+                                fragment = Cow::Owned(format!(" {fragment}"));
+                            }
                             pieces.encode(&self.vocabulary, &fragment, &mut scratch, &mut tokens);
                             after_special = false;
                         }
@@ -157,6 +163,15 @@ impl Tokenizer {
             }
         }
         tokens
+    }
+
+    /// Where pieces are written as SentencePiece writes them, its sign in a text is a space like any other.
+    fn as_pieces_spell<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        if self.vocabulary.spelling() == Spelling::SentencePiece && text.contains('\u{2581}') {
+            Cow::Owned(text.replace('\u{2581}', " "))
+        } else {
+            Cow::Borrowed(text)
+        }
     }
 
     /// Puts the beginning-of-sequence token first where the model wants one and there is none yet.

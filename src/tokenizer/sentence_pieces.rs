@@ -1,25 +1,24 @@
 //! SentencePiece-style merging of `llama` vocabularies: neighbours become one piece, the best score first; what is
 //! no piece becomes bytes. Texts reach this module with spaces as they are: pieces are kept that way too.
 
+use super::boundaries::Boundaries;
+use super::merge_queue::{Candidate, MergeQueue};
 use super::vocabulary::Vocabulary;
-use std::cmp::Ordering;
-use std::collections::BinaryHeap;
 
 pub(super) struct SentencePieces {
-    /// One per token; higher merges first.
-    scores: Vec<f32>,
+    /// One per token: the order of merging, the highest score first.
+    keys: Vec<u32>,
     /// The token of each byte, for characters that are no piece.
     bytes: Box<[Option<u32>; 256]>,
     /// Stands for a byte that has no token.
     unknown: Option<u32>,
+    boundaries: Boundaries,
 }
 
 #[derive(Default)]
 pub(super) struct Scratch {
     symbols: Vec<Symbol>,
-    queue: BinaryHeap<Candidate>,
-    /// Pushes to the queue so far: the work, which tests hold against a bound.
-    pub(super) pushes: u64,
+    pub(super) queue: MergeQueue,
 }
 
 #[derive(Clone, Copy)]
@@ -33,56 +32,43 @@ struct Symbol {
 
 const NONE: u32 = u32::MAX;
 
-#[derive(Clone, Copy)]
-struct Candidate {
-    score: f32,
-    left: u32,
-    right: u32,
-    /// Of both together: another sum means that one of them has changed since.
-    bytes: u32,
+/// A number that is the lower the higher the score is; the order of NaN is that of [`f32::total_cmp`].
+fn key_of(score: f32) -> u32 {
+    // Adding zero makes -0 and 0 equal, as they are to `<`.
+    let bits = (score + 0.0).to_bits();
+    let negative = bits >> 31 == 1;
+    if negative { bits } else { !bits & !(1 << 31) }
 }
-
-impl Ord for Candidate {
-    /// The best candidate is the greatest: highest score, then leftmost.
-    fn cmp(&self, other: &Candidate) -> Ordering {
-        self.score
-            .total_cmp(&other.score)
-            .then(other.left.cmp(&self.left))
-    }
-}
-
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Candidate) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Candidate {
-    fn eq(&self, other: &Candidate) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Candidate {}
 
 impl SentencePieces {
     /// `scores`: one per token. `bytes`: from a byte to its token.
     pub(super) fn new(
-        scores: Vec<f32>,
+        scores: &[f32],
         bytes: [Option<u32>; 256],
         unknown: Option<u32>,
+        vocabulary: &Vocabulary,
     ) -> SentencePieces {
-        // Adding zero makes -0 and 0 equal, as they are to `<`.
-        let scores = scores.into_iter().map(|score| score + 0.0).collect();
         SentencePieces {
-            scores,
+            keys: scores.iter().map(|&score| key_of(score)).collect(),
             bytes: Box::new(bytes),
             unknown,
+            boundaries: Boundaries::of(vocabulary.text_pieces()),
         }
     }
 
     /// Appends the tokens of `text`; O(n log n) for n characters.
     pub(super) fn encode(
+        &self,
+        vocabulary: &Vocabulary,
+        text: &str,
+        scratch: &mut Scratch,
+        tokens: &mut Vec<u32>,
+    ) {
+        self.boundaries
+            .split(text, |part| self.merge(vocabulary, part, scratch, tokens));
+    }
+
+    fn merge(
         &self,
         vocabulary: &Vocabulary,
         text: &str,
@@ -106,23 +92,38 @@ impl SentencePieces {
             });
         }
         for right in 1..scratch.symbols.len() as u32 {
-            self.consider(vocabulary, text, right - 1, right, scratch);
+            if let Some(candidate) =
+                self.candidate(vocabulary, text, right - 1, right, &scratch.symbols)
+            {
+                scratch.queue.seed(candidate);
+            }
         }
+        scratch.queue.sort();
         while let Some(candidate) = scratch.queue.pop() {
+            let [right_place, bytes] = candidate.pair;
             let left = scratch.symbols[candidate.left as usize];
-            let right = scratch.symbols[candidate.right as usize];
-            if left.bytes == 0 || right.bytes == 0 || left.bytes + right.bytes != candidate.bytes {
+            let right = scratch.symbols[right_place as usize];
+            // Another length of both together means that one of them has changed since.
+            if left.bytes == 0 || right.bytes == 0 || left.bytes + right.bytes != bytes {
                 continue;
             }
-            scratch.symbols[candidate.right as usize].bytes = 0;
-            scratch.symbols[candidate.left as usize].bytes = candidate.bytes;
+            scratch.symbols[right_place as usize].bytes = 0;
+            scratch.symbols[candidate.left as usize].bytes = bytes;
             scratch.symbols[candidate.left as usize].next = right.next;
             if right.next != NONE {
                 scratch.symbols[right.next as usize].previous = candidate.left;
-                self.consider(vocabulary, text, candidate.left, right.next, scratch);
             }
-            if left.previous != NONE {
-                self.consider(vocabulary, text, left.previous, candidate.left, scratch);
+            for (left, right) in [
+                (candidate.left, right.next),
+                (left.previous, candidate.left),
+            ] {
+                if left != NONE
+                    && right != NONE
+                    && let Some(fresh) =
+                        self.candidate(vocabulary, text, left, right, &scratch.symbols)
+                {
+                    scratch.queue.push(fresh);
+                }
             }
         }
         let mut place = if text.is_empty() { NONE } else { 0 };
@@ -149,29 +150,23 @@ impl SentencePieces {
         }
     }
 
-    fn consider(
+    /// Of the symbols at two places, if both together are a piece.
+    fn candidate(
         &self,
         vocabulary: &Vocabulary,
         text: &str,
         left: u32,
         right: u32,
-        scratch: &mut Scratch,
-    ) {
-        let (a, b) = (
-            scratch.symbols[left as usize],
-            scratch.symbols[right as usize],
-        );
+        symbols: &[Symbol],
+    ) -> Option<Candidate> {
+        let (a, b) = (symbols[left as usize], symbols[right as usize]);
         let bytes = a.bytes + b.bytes;
-        let piece = &text.as_bytes()[a.start as usize..][..bytes as usize];
-        if let Some(id) = vocabulary.find(piece) {
-            scratch.pushes += 1;
-            scratch.queue.push(Candidate {
-                score: self.scores.get(id as usize).copied().unwrap_or(0.0),
-                left,
-                right,
-                bytes,
-            });
-        }
+        let id = vocabulary.find(&text.as_bytes()[a.start as usize..][..bytes as usize])?;
+        Some(Candidate {
+            key: self.keys.get(id as usize).copied().unwrap_or(key_of(0.0)),
+            left,
+            pair: [right, bytes],
+        })
     }
 }
 
@@ -182,7 +177,7 @@ mod tests {
 
     fn check(pieces: &[(&str, f32)], text: &str, expected: &[&str]) {
         let texts: Vec<String> = pieces.iter().map(|p| p.0.to_string()).collect();
-        let scores = pieces.iter().map(|p| p.1).collect();
+        let scores: Vec<f32> = pieces.iter().map(|p| p.1).collect();
         let vocabulary = Vocabulary::new(&texts, None, Spelling::SentencePiece).unwrap();
         let mut bytes = [None; 256];
         for (id, text) in texts.iter().enumerate() {
@@ -190,7 +185,7 @@ mod tests {
                 bytes[usize::from(byte)] = Some(id as u32);
             }
         }
-        let spm = SentencePieces::new(scores, bytes, Some(0));
+        let spm = SentencePieces::new(&scores, bytes, Some(0), &vocabulary);
         let mut tokens = Vec::new();
         spm.encode(&vocabulary, text, &mut Scratch::default(), &mut tokens);
         let shown: Vec<&str> = tokens.iter().map(|&t| texts[t as usize].as_str()).collect();
@@ -257,19 +252,33 @@ mod tests {
     }
 
     #[test]
+    fn keys_have_the_order_of_the_scores_turned_round() {
+        let scores = [
+            f32::NAN,
+            f32::INFINITY,
+            3.5,
+            f32::MIN_POSITIVE,
+            0.0,
+            -f32::MIN_POSITIVE,
+            -1.0,
+            f32::NEG_INFINITY,
+            -f32::NAN,
+        ];
+        assert!(scores.is_sorted_by(|a, b| key_of(*a) < key_of(*b)));
+        assert_eq!(key_of(0.0), key_of(-0.0));
+    }
+
+    #[test]
     fn a_long_run_takes_linear_work() {
         let pieces: Vec<String> = (0..10).map(|n| "a".repeat(1 << n)).collect();
         let vocabulary = Vocabulary::new(&pieces, None, Spelling::SentencePiece).unwrap();
-        let spm = SentencePieces::new(vec![f32::NAN; 10], [None; 256], None);
+        let spm = SentencePieces::new(&[f32::NAN; 10], [None; 256], None, &vocabulary);
         let text = "a".repeat(3 << 20);
         let (mut scratch, mut tokens) = (Scratch::default(), Vec::new());
         spm.encode(&vocabulary, &text, &mut scratch, &mut tokens);
         let printed: usize = tokens.iter().map(|&t| vocabulary.piece(t).len()).sum();
         assert_eq!(printed, text.len());
-        assert!(
-            scratch.pushes <= 3 * text.len() as u64,
-            "{} pushes",
-            scratch.pushes
-        );
+        let pushes = scratch.queue.pushes;
+        assert!(pushes <= 3 * text.len() as u64, "{pushes} pushes");
     }
 }

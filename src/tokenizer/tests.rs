@@ -194,11 +194,11 @@ fn damaged_vocabularies_never_panic() {
             .collect();
         metadata.insert(
             "tokenizer.ggml.model",
-            ["gpt2", "llama"][random.random_range(0..2)],
+            ["gpt2", "llama", "gemma4"][random.random_range(0..3)],
         );
         metadata.insert(
             "tokenizer.ggml.pre",
-            ["default", "llama3", "smollm"][random.random_range(0..3)],
+            ["default", "llama3", "smollm", "gemma4", "superbpe"][random.random_range(0..5)],
         );
         if random.random_range(0..3) > 0 {
             let types: Vec<i32> = tokens.iter().map(|_| random.random_range(-1..9)).collect();
@@ -226,6 +226,46 @@ fn damaged_vocabularies_never_panic() {
         }
         tokenizer.decode(&[0, 1, u32::MAX]);
     }
+}
+
+#[test]
+fn characters_merge_in_vocabularies_like_gemma_4s() {
+    let spm = sentence_piece(&["▁", "a", "▁a", "\n", "\n\n", "▁▁"]);
+    let merges = vec!["▁ a".to_string(), "▁ ▁".to_string()];
+    let tokenizer = load(&with(
+        spm,
+        &[
+            ("tokenizer.ggml.model", "gemma4".into()),
+            ("tokenizer.ggml.merges", merges.into()),
+            ("tokenizer.ggml.bos_token_id", 1u32.into()),
+            // Files say so, and are wrong.
+            ("tokenizer.ggml.add_bos_token", false.into()),
+        ],
+    ));
+    // A word of line breaks is a piece without any merge, where there is one; no space goes before the text.
+    let check = |text: &str, expected: &[u32]| {
+        assert_eq!(tokenizer.encode(text, Special::Text), expected, "{text:?}");
+        assert_eq!(tokenizer.decode(expected), text.replace('▁', " "));
+    };
+    check("a a", &[260, 261]);
+    check("a\n\na", &[260, 263, 260]);
+    check("\n\n\n", &[262, 262, 262]);
+    check("   a", &[264, 261]);
+    check("a▁a", &[260, 261]);
+    check("é", &[3 + 0xC3, 3 + 0xA9]);
+    assert_eq!(tokenizer.encode_prompt("a"), [1, 260]);
+}
+
+/// Embeddings are often padded to a round number of rows, and a client may send any id.
+#[test]
+fn an_id_beyond_the_vocabulary_prints_nothing() {
+    let tokenizer = Arc::new(load(&byte_level(&["<s>"])));
+    let padding = tokenizer.vocabulary_size() as u32;
+    assert_eq!(tokenizer.decode(&[98, padding, u32::MAX, 99]), "ab");
+    assert!(tokenizer.piece_bytes_with_control(padding).is_empty());
+    let mut sequence = SequenceText::new(Detokenizer::new(tokenizer), ["b".to_string()]);
+    assert_eq!(sequence.push(98).text, "a");
+    assert_eq!(sequence.push(padding), Piece::default());
 }
 
 #[test]

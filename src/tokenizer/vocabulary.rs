@@ -3,7 +3,7 @@
 
 use super::TokenizerError;
 use super::byte_level::ByteAlphabet;
-use std::hash::{BuildHasher, RandomState};
+use super::folded_hash::FoldedHash;
 
 /// `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,7 @@ pub(super) struct Vocabulary {
     /// Piece `id` is `bytes[offsets[id]..offsets[id + 1]]`.
     offsets: Vec<u32>,
     kinds: Vec<Kind>,
+    spelling: Spelling,
     index: Index,
     /// Bytes of the longest piece that ordinary text can become.
     longest: usize,
@@ -91,6 +92,7 @@ impl Vocabulary {
             bytes: Vec::with_capacity(total),
             offsets: Vec::with_capacity(texts.len() + 1),
             kinds: Vec::with_capacity(texts.len()),
+            spelling,
             index: Index::with_room_for(texts.len()),
             longest: 0,
         };
@@ -170,6 +172,10 @@ impl Vocabulary {
         self.kinds.len()
     }
 
+    pub(super) fn spelling(&self) -> Spelling {
+        self.spelling
+    }
+
     /// The bytes that token `id` prints, special tokens as their text. Empty for an id outside the vocabulary.
     pub(super) fn piece(&self, id: u32) -> &[u8] {
         let id = id as usize;
@@ -177,6 +183,12 @@ impl Vocabulary {
             (Some(&start), Some(&end)) => &self.bytes[start as usize..end as usize],
             _ => &[],
         }
+    }
+
+    /// The pieces that ordinary text can become, those that are UTF-8.
+    pub(super) fn text_pieces(&self) -> impl Iterator<Item = &str> {
+        let ids = self.index.slots.iter().filter(|slot| **slot != EMPTY);
+        ids.filter_map(|slot| str::from_utf8(self.piece(*slot as u32)).ok())
     }
 
     pub(super) fn kind(&self, id: u32) -> Kind {
@@ -232,44 +244,52 @@ fn refuse_duplicates(texts: &[String]) -> Result<(), TokenizerError> {
 /// Open addressing over ids: half the memory of a map that owns its keys. The hash is seeded, so that a hostile file
 /// cannot make all its pieces collide.
 struct Index {
-    /// A power of two, at most half full; `EMPTY` or an id.
-    slots: Vec<u32>,
-    state: RandomState,
+    /// A power of two, at most half full; `EMPTY`, or the high half of a hash above an id. Most strings that are looked
+    /// up are no pieces, and the hash tells so without a look at a piece.
+    slots: Vec<u64>,
+    hash: FoldedHash,
 }
 
-const EMPTY: u32 = u32::MAX;
+const EMPTY: u64 = u64::MAX;
+
+/// The high half of the hash; what it selects a slot by is the low half.
+fn tag_of(hash: u64) -> u64 {
+    hash & !u64::from(u32::MAX)
+}
 
 impl Index {
     fn with_room_for(count: usize) -> Index {
         Index {
             slots: vec![EMPTY; (count.max(4) * 2).next_power_of_two()],
-            state: RandomState::new(),
+            hash: FoldedHash::new(),
         }
     }
 
-    fn hash(&self, bytes: &[u8]) -> usize {
-        self.state.hash_one(bytes) as usize
+    fn hash(&self, bytes: &[u8]) -> u64 {
+        self.hash.of_bytes(bytes)
     }
 
-    fn find(&self, hash: usize, is_it: impl Fn(u32) -> bool) -> Option<u32> {
+    fn find(&self, hash: u64, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let mask = self.slots.len() - 1;
-        let mut slot = hash & mask;
+        let mut slot = hash as usize & mask;
         while self.slots[slot] != EMPTY {
-            if is_it(self.slots[slot]) {
-                return Some(self.slots[slot]);
+            let id = self.slots[slot] as u32;
+            if tag_of(self.slots[slot]) == tag_of(hash) && is_it(id) {
+                return Some(id);
             }
             slot = (slot + 1) & mask;
         }
         None
     }
 
-    fn insert(&mut self, hash: usize, id: u32) {
+    /// `id` is below `u32::MAX`.
+    fn insert(&mut self, hash: u64, id: u32) {
         let mask = self.slots.len() - 1;
-        let mut slot = hash & mask;
+        let mut slot = hash as usize & mask;
         while self.slots[slot] != EMPTY {
             slot = (slot + 1) & mask;
         }
-        self.slots[slot] = id;
+        self.slots[slot] = tag_of(hash) | u64::from(id);
     }
 }
 

@@ -88,6 +88,7 @@ impl Setup {
             kv_pages: pages_each * self.config.parallel,
             kv_tier: "host",
             stalled_client_timeout: self.config.stall_timeout,
+            tokens: vocabulary,
             end_of_generation: Arc::new(ends),
         };
         let (script, loading, load_fails) = (self.script, self.loading, self.load_fails);

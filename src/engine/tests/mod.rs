@@ -24,6 +24,7 @@ fn settings() -> EngineSettings {
         kv_pages: 4 * 64 / PAGE_TOKENS,
         kv_tier: "host",
         stalled_client_timeout: Duration::from_secs(30),
+        tokens: VOCABULARY,
         end_of_generation: Arc::new(HashSet::new()),
     }
 }

@@ -128,6 +128,40 @@ fn company_width_and_chunking_change_no_token() {
     }
 }
 
+/// Embeddings are often padded to a round number of rows.
+#[test]
+fn rows_of_logits_beyond_the_vocabulary_stand_for_no_token() {
+    const TOKENS: u32 = 7;
+    for temperature in [0.0, 2.0] {
+        let mut bench = Bench::new(EngineSettings {
+            tokens: TOKENS as usize,
+            ..settings()
+        });
+        let (mut wanted, mut receiver) = request(&[1, TOKENS - 1], 40);
+        wanted.sampling.temperature = temperature;
+        wanted.top_logprobs = Some(20);
+        bench.shared.submit(wanted).unwrap();
+        let (refused, mut refusal) = request(&[1, TOKENS], 1);
+        bench.shared.submit(refused).unwrap();
+        assert_eq!(bench.run(), Turn::Idle);
+        let mut chosen = 0;
+        while let Ok(event) = receiver.try_recv() {
+            if let Event::Token(token) = event {
+                chosen += 1;
+                let top = token.top.iter().map(|(id, _)| *id);
+                assert!(top.chain([token.id]).all(|id| id < TOKENS), "{token:?}");
+                let all: f32 = token.top.iter().map(|(_, logprob)| logprob.exp()).sum();
+                assert!((all - 1.0).abs() < 1e-5, "{all}");
+            }
+        }
+        assert_eq!(chosen, 40);
+        assert!(matches!(
+            refusal.try_recv(),
+            Ok(Event::Failed(Failure::Refused(_)))
+        ));
+    }
+}
+
 #[test]
 fn a_long_prompt_is_cut_to_what_decoding_leaves() {
     let mut bench = Bench::new(EngineSettings {
