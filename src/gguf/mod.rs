@@ -31,6 +31,7 @@ use std::collections::HashMap;
 pub use error::GgufError;
 pub use hyperparameters::{Hyperparameters, RopeScaling};
 pub use metadata::Metadata;
+pub use mixture::{Choice, Mixture, ModelShape};
 pub use tensor_type::TensorType;
 pub use value::{Array, Value};
 pub use writer::{Header, TensorShape};
