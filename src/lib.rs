@@ -8,6 +8,7 @@ pub mod metrics;
 pub mod synth;
 pub mod trace;
 
+pub mod estimate;
 pub mod placement;
 
 pub mod memory;

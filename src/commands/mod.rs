@@ -6,6 +6,7 @@ mod bench_rates_profile;
 mod bench_rates_report;
 mod contention;
 mod device;
+mod estimate;
 mod files;
 mod generate;
 mod load;
@@ -19,6 +20,7 @@ mod stderr;
 mod trace;
 
 pub(crate) use bench::{bench, bench_config};
+pub(crate) use estimate::estimate;
 pub(crate) use files::{inspect, plan, synth};
 pub(crate) use generate::generate;
 pub(crate) use serve::serve;
