@@ -35,9 +35,8 @@ pub(super) enum Role {
     /// The output head, or the embedding of a model without one.
     Head,
     AttentionKey,
+    /// Values, or a matrix that has them in it.
     AttentionValue,
-    /// Queries, keys and values in one matrix.
-    AttentionInputs,
     AttentionOutput,
     FeedForwardDown,
     /// The embedding of a model with a head, attn_q, ffn_gate, ffn_up and whatever else.
@@ -118,18 +117,22 @@ impl ModelShape {
 }
 
 const HEAD: &str = "output.weight";
-const EMBEDDING: &str = "token_embd.weight";
+const EMBEDDINGS: [&str; 2] = ["token_embd.weight", "per_layer_token_embd.weight"];
 
-/// Parts of names of small matrices that stay as they are: the rules of llama.cpp's `tensor_allows_quantization`.
-const KEPT: [&str; 11] = [
+/// Parts of names of small matrices that stay as they are: the rules of llama.cpp's `tensor_allows_quantization` for
+/// language models. Of RWKV's time mixing some matrices are large; there all stay.
+const KEPT: [&str; 14] = [
     "_norm.weight",
     "ffn_gate_inp.weight",
+    "ffn_gate_tid2eid.weight",
+    "indexer.k_proj.weight",
+    "indexer.q_proj.weight",
     "altup",
     "laurel",
     "per_layer_model_proj",
     "position_embd.weight",
     "token_types.weight",
-    "ssm_conv1d.weight",
+    "ssm_conv1d",
     "shortconv.conv.weight",
     "time_mix_",
     "attn_rel_b.weight",
@@ -270,7 +273,8 @@ impl Mixture {
                     Mixture::Q4KS if layer < 4 => Q5K,
                     _ => base,
                 };
-                if shape.layers == LAYERS_OF_70B && matches!(kind, Q3K | Q4K) {
+                let is_70b = shape.layers == LAYERS_OF_70B && shape.grouped_queries > 1;
+                if is_70b && matches!(kind, Q3K | Q4K) {
                     Q5K
                 } else {
                     kind
@@ -285,20 +289,14 @@ impl Mixture {
                 Mixture::Q4KS if layer < shape.layers / 8 => Q5K,
                 _ => base,
             },
-            Role::AttentionOutput if is_mixtral => match base {
-                TensorType::Q2K | Q3K | Q4K => Q5K,
+            Role::AttentionOutput if is_mixtral => match self {
+                Mixture::Q2K | Mixture::Q3KS | Mixture::Q3KM | Mixture::Q4KS | Mixture::Q4KM => Q5K,
                 _ => base,
             },
             Role::AttentionOutput => match self {
                 Mixture::Q2K => Q3K,
                 Mixture::Q3KM => Q4K,
                 Mixture::Q3KL => Q5K,
-                _ => base,
-            },
-            Role::AttentionInputs => match self {
-                Mixture::Q3KM | Mixture::Q3KL => Q4K,
-                Mixture::Q4KM => Q5K,
-                Mixture::Q5KM => Q6K,
                 _ => base,
             },
             Role::Head | Role::AttentionKey | Role::Other => base,
@@ -315,15 +313,16 @@ impl Mixture {
 
 /// What llama.cpp finds in a tensor's name.
 fn role_of(name: &str, shape: ModelShape) -> Role {
-    if name == HEAD || (shape.tied_head && name == EMBEDDING) {
+    if name == HEAD || (shape.tied_head && EMBEDDINGS.contains(&name)) {
         return Role::Head;
     }
     let roles = [
+        ("attn_qkv.weight", Role::AttentionValue),
+        ("attn_kv_b.weight", Role::AttentionValue),
         ("attn_v.weight", Role::AttentionValue),
         ("attn_k.weight", Role::AttentionKey),
-        ("ffn_down", Role::FeedForwardDown),
         ("attn_output.weight", Role::AttentionOutput),
-        ("attn_qkv.weight", Role::AttentionInputs),
+        ("ffn_down", Role::FeedForwardDown),
     ];
     let found = roles.into_iter().find(|(part, _)| name.contains(part));
     found.map_or(Role::Other, |(_, role)| role)
@@ -342,8 +341,8 @@ const fn use_more_bits(layer: u32, layers: u32) -> bool {
     layer < layers / 8 || layer >= 7 * layers / 8 || (layer - layers / 8) % 3 == 2
 }
 
-/// What stands for a type whose blocks do not divide the rows. llama.cpp takes IQ4_NL for Q2_K and Q3_K; Q4_0 has the
-/// same size.
+/// What stands for a type whose blocks do not divide the rows. (Before 2026 llama.cpp took IQ4_NL for Q2_K and Q3_K, which
+/// has the size of Q4_0.)
 const fn for_columns(kind: TensorType, columns: u64) -> TensorType {
     let kind = if columns.is_multiple_of(kind.block_elements() as u64) {
         kind
@@ -396,7 +395,7 @@ mod tests {
                 ("blk.6.ffn_down.weight", [14_336, 4096], Q6K),
                 ("blk.31.ffn_down.weight", [14_336, 4096], Q6K),
                 ("blk.0.attn_q.weight", [4096, 4096], Q4K),
-                ("blk.0.attn_qkv.weight", [4096, 6144], Q5K),
+                ("blk.0.attn_qkv.weight", [4096, 6144], Q6K),
                 // No such layer: no arithmetic on it may fail.
                 ("blk.4294967295.ffn_down.weight", [4096, 4096], Q6K),
             ],
