@@ -27,7 +27,12 @@ pub fn techniques(
     let or = |given: u32, example: u32| if given > 1 { given } else { example };
     let devices = or(given.data, DEVICES);
     let passes = or(given.accumulate, PASSES);
-    let stages = or(given.pipeline, STAGES);
+    let layers = u32::try_from(subject.layers.len()).unwrap_or(u32::MAX);
+    let stages = match layers {
+        0 => STAGES,
+        layers => STAGES.min(layers),
+    };
+    let stages = or(given.pipeline, stages);
     // From four for each stage on the bubble is small: Huang et al. 2019, section 2.3.
     let micro_batches = or(given.micro_batches, stages.saturating_mul(4));
     let length = checkpoint_length(subject.layers.len());
@@ -65,21 +70,26 @@ pub fn techniques(
         },
         format!("saved inputs / {devices}; parameters, gradients and moments on each"),
     ));
-    cuts.push((
-        format!("pipeline, {stages} stages, {micro_batches} micro-batches"),
-        Parallelism {
-            pipeline: stages,
-            micro_batches,
-            ..none
-        },
-        format!(
-            "the largest run of layers; {micro_batches} / ({micro_batches} + {stages} - 1) of the time is used; Huang et al. 2019"
-        ),
-    ));
+    if stages > 1 {
+        cuts.push((
+            format!("pipeline, {stages} stages, {micro_batches} micro-batches"),
+            Parallelism {
+                pipeline: stages,
+                micro_batches,
+                ..none
+            },
+            format!(
+                "the largest run of layers; {micro_batches} / ({micro_batches} + {stages} - 1) of the time is used; Huang et al. 2019"
+            ),
+        ));
+    }
     for (zero, what) in [
         (1, "moments and master copy"),
-        (2, "and gradients"),
-        (3, "and parameters, gathered layer by layer"),
+        (2, "moments, master copy and gradients"),
+        (
+            3,
+            "moments, master copy, gradients and parameters (which are gathered layer by layer)",
+        ),
     ] {
         cuts.push((
             format!("sharded (ZeRO {zero}), {devices} devices"),
@@ -88,7 +98,7 @@ pub fn techniques(
                 zero,
                 ..none
             },
-            format!("saved inputs and {what} / {devices}; Rajbhandari et al. 2020"),
+            format!("saved inputs, {what} / {devices}; Rajbhandari et al. 2020"),
         ));
     }
     let mut found = Vec::new();
