@@ -30,6 +30,9 @@ pub enum Command {
     Inspect(InspectArguments),
     /// Write a model of random weights with the shape of a card
     Synth(SynthArguments),
+    /// Write a model's file with fewer bits for each weight
+    #[command(visible_alias = "quantize")]
+    Quantise(QuantiseArguments),
 }
 
 #[derive(Debug, Args)]
@@ -317,6 +320,25 @@ pub struct SynthArguments {
     pub force: bool,
 }
 
+#[derive(Debug, Args)]
+pub struct QuantiseArguments {
+    /// The GGUF file to read
+    #[arg(value_name = "IN.gguf")]
+    pub input: PathBuf,
+    /// The file to write
+    #[arg(value_name = "OUT.gguf")]
+    pub output: PathBuf,
+    /// f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, q3_k_l, q3_k_m, q3_k_s or q2_k
+    #[arg(long = "type", value_name = "NAME")]
+    pub mixture: String,
+    /// Threads that convert; by default one for each processor
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Replace OUT.gguf if it is there
+    #[arg(long)]
+    pub force: bool,
+}
+
 /// `--config` and a flag for each key; those of the server only where `SERVER`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings<const SERVER: bool> {
@@ -474,6 +496,8 @@ mod tests {
             "strata bench rates",
             "strata bench rates m.gguf --out - --json --seconds 5 --only storage --reader pread --threads 2",
             "strata synth card.toml out.gguf --vocabulary v.gguf",
+            "strata quantise in.gguf out.gguf --type q4_k_m --threads 2 --force",
+            "strata quantize in.gguf out.gguf --type Q8_0",
             "strata serve",
         ] {
             assert!(parse(line).is_ok(), "{line}");
@@ -500,6 +524,9 @@ mod tests {
             "strata bench rates --seconds 0",
             "strata bench rates --only disk",
             "strata bench rates a.gguf b.gguf",
+            "strata quantise in.gguf out.gguf",
+            "strata quantise in.gguf --type q8_0",
+            "strata quantise in.gguf out.gguf --type q8_0 --threads 0",
             "strata serve --contxt 5",
             "strata serve --context",
         ] {

@@ -8,8 +8,9 @@ pub mod metrics;
 pub mod synth;
 pub mod trace;
 
-pub mod estimate;
 pub mod placement;
+
+pub mod estimate;
 
 pub mod memory;
 
@@ -19,6 +20,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub mod model;
+pub mod quantise;
 pub mod sampler;
 
 pub mod bench;

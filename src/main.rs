@@ -53,6 +53,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         }
         Command::Inspect(arguments) => commands::inspect(&arguments),
         Command::Synth(arguments) => commands::synth(&arguments),
+        Command::Quantise(arguments) => commands::quantise(&arguments),
     }
 }
 

@@ -14,6 +14,7 @@ mod memory_report;
 mod memory_watch;
 mod process_memory;
 mod progress;
+mod quantise;
 mod rates;
 mod serve;
 mod stderr;
@@ -23,6 +24,7 @@ pub(crate) use bench::{bench, bench_config};
 pub(crate) use estimate::estimate;
 pub(crate) use files::{inspect, plan, synth};
 pub(crate) use generate::generate;
+pub(crate) use quantise::quantise;
 pub(crate) use serve::serve;
 pub(crate) use stderr::{Stderr, one_line, say};
 

@@ -4,8 +4,11 @@ use crate::run::{
     Sequence, all_resident, load, load_on, log_probabilities, pools, settings, smollm2,
 };
 use serde_json::Value;
+use std::num::NonZeroUsize;
 use std::path::Path;
+use strata::gguf::{Gguf, Mixture};
 use strata::placement::KvType;
+use strata::quantise::{Conversion, quantise};
 
 fn golden(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -108,11 +111,35 @@ const DISTANCE_RATIO_MAX: f64 = 1.15;
 
 #[test]
 fn smollm2_is_as_near_to_the_reference_as_llama_cpp() {
+    check_smollm2(&smollm2());
+}
+
+/// From its own weights in f32, which cost nothing, to a type with more bits than they had.
+#[test]
+fn smollm2_quantised_here_is_as_near() {
+    let folder = tempfile::tempdir().unwrap();
+    let (floats, output) = (
+        folder.path().join("f32.gguf"),
+        folder.path().join("q8.gguf"),
+    );
+    for (mixture, input, output) in [
+        (Mixture::F32, &smollm2(), &floats),
+        (Mixture::Q8_0, &floats, &output),
+    ] {
+        let conversion = Conversion::new(Gguf::open(input).unwrap(), mixture).unwrap();
+        let threads = NonZeroUsize::new(2).unwrap();
+        quantise(&conversion, input, output, threads, |_, _| true).unwrap();
+    }
+    check_smollm2(&output);
+}
+
+/// The reference's log-probabilities of SmolLM2, by this file.
+fn check_smollm2(path: &Path) {
     let golden = golden("smollm2.json");
     let peer = &golden["llama_cpp_abs_logprob_error_top5"];
     let peer_mean = peer["mean"].as_f64().unwrap();
     let peer_p95 = peer["p95"].as_f64().unwrap();
-    let mut loaded = load(&smollm2(), &all_resident(), settings());
+    let mut loaded = load(path, &all_resident(), settings());
     let mut distances = Vec::new();
     let mut choices = Vec::new();
     for prompt in golden["prompts"].as_array().unwrap() {
