@@ -1,7 +1,7 @@
 # The commands of this project; `make` alone lists them. Everything that is built or downloaded goes to target/ and models/.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-checks model test-models vocabularies cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers bench-offload bench-70b clean-demo
+.PHONY: help setup setup-checks model test-models vocabularies cuda-compiler build build-cuda demo serve test lint gpu-check bench-server bench-peers bench-offload bench-70b bench-quantise clean-demo
 
 PYTHON ?= python3
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -89,6 +89,10 @@ bench-peers: model build ## build llama.cpp for this machine; the table of ratio
 # Takes what offload.py takes: make bench-offload OFFLOAD='--only steps --rounds 3'
 bench-offload: model build ## with less memory than the model: beside the drive's rate (fio) and llama.cpp
 	$(PYTHON) benches/offload.py --strata $(STRATA) --vocabulary $(MODEL) $(OFFLOAD)
+
+# Takes what quantise.py takes: make bench-quantise QUANTISE='--types q4_k_m --peer native'
+bench-quantise: model build ## quantise beside llama.cpp: rate, distance from the weights, and whether it loads the files
+	$(PYTHON) benches/quantise.py --strata $(STRATA) --model $(MODEL) $(QUANTISE)
 
 bench-70b: model build ## write a model of 40 GB and serve it from the memory that is there
 	$(PYTHON) benches/seventy_billion.py --strata $(STRATA) --vocabulary $(MODEL) $(SEVENTY)

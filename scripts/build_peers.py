@@ -30,7 +30,7 @@ LLAMA = ("llama-cpp-python", "0.3.36")
 MISTRAL = ("mistralrs", "0.9.5")
 TOOLS = (("cmake", "4.4.5"), ("ninja", "1.13.2"))
 # llama-server would be as many files again to compile, and no row asks it.
-PROGRAMS = ("llama-bench", "llama-batched-bench")
+PROGRAMS = ("llama-bench", "llama-batched-bench", "llama-quantize")
 # The archive, its contents, the tools and the objects of a static build.
 LLAMA_BYTES = 1500 << 20
 MISTRAL_BYTES = 300 << 20

@@ -23,6 +23,8 @@ pub enum Command {
     Generate(GenerateArguments),
     /// Say where every group of weights would rest, and how fast that would be
     Plan(PlanArguments),
+    /// Say what a model would take, to serve it or to train it, before anything is allocated
+    Estimate(EstimateArguments),
     /// Measure the engine's step without a server, or the machine
     Bench(BenchArguments),
     /// Say what is in a GGUF file
@@ -31,6 +33,9 @@ pub enum Command {
     Synth(SynthArguments),
     /// Fetch a model's GGUF file from the Hugging Face hub, or from a URL
     Pull(PullArguments),
+    /// Write a model's file with fewer bits for each weight
+    #[command(visible_alias = "quantize")]
+    Quantise(QuantiseArguments),
 }
 
 #[derive(Debug, Args)]
@@ -110,6 +115,86 @@ pub struct PlanArguments {
     pub json: bool,
     #[command(flatten)]
     pub settings: Settings<false>,
+}
+
+#[derive(Debug, Args)]
+pub struct EstimateArguments {
+    /// A GGUF file, or a card: of a model's shape, of a perceptron, or of a number of parameters
+    #[arg(value_name = "MODEL.gguf|CARD.toml")]
+    pub target: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// What a training step takes, in place of what serving does
+    #[arg(long)]
+    pub training: bool,
+    #[command(flatten)]
+    pub step: TrainingArguments,
+    #[command(flatten)]
+    pub settings: Settings<false>,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Training")]
+pub struct TrainingArguments {
+    /// What turns gradients into updates
+    #[arg(
+        long,
+        visible_alias = "optimiser",
+        value_enum,
+        value_name = "NAME",
+        default_value = "adam",
+        requires = "training"
+    )]
+    pub optimizer: OptimizerArgument,
+    /// Of weights and gradients; with bf16 a master copy in fp32 is kept beside them
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME",
+        default_value = "fp32",
+        requires = "training"
+    )]
+    pub precision: PrecisionArgument,
+    /// Samples of an update, on all devices together; of a transformer each has --context tokens
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "training")]
+    pub batch: u32,
+    /// Passes whose gradients are added up before an update
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "training")]
+    pub accumulate: u32,
+    /// Keep the inputs of some layers and compute the others again
+    #[arg(long, requires = "training")]
+    pub checkpoint: bool,
+    /// Devices that each take a share of the batch
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "training")]
+    pub data_parallel: u32,
+    /// What these devices share: 1 the optimiser's state, 2 gradients too, 3 parameters too
+    #[arg(
+        long,
+        value_name = "0|1|2|3",
+        default_value_t = 0,
+        requires = "training"
+    )]
+    pub zero: u32,
+    /// Devices that each hold some consecutive layers
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "training")]
+    pub pipeline: u32,
+    /// Into how many a pass is cut for the pipeline; by default four for each stage, as far as there are samples
+    #[arg(long, value_name = "N", requires = "training")]
+    pub micro_batches: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum OptimizerArgument {
+    Adam,
+    Sgd,
+    SgdMomentum,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum PrecisionArgument {
+    Fp32,
+    Bf16,
 }
 
 #[derive(Debug, Args)]
@@ -276,6 +361,25 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
+#[derive(Debug, Args)]
+pub struct QuantiseArguments {
+    /// The GGUF file to read
+    #[arg(value_name = "IN.gguf")]
+    pub input: PathBuf,
+    /// The file to write
+    #[arg(value_name = "OUT.gguf")]
+    pub output: PathBuf,
+    /// f32, f16, bf16, q8_0, q6_k, q5_k_m, q5_k_s, q5_1, q5_0, q4_k_m, q4_k_s, q4_1, q4_0, q3_k_l, q3_k_m, q3_k_s or q2_k
+    #[arg(long = "type", value_name = "NAME")]
+    pub mixture: String,
+    /// Threads that convert; by default one for each processor
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
+    /// Replace OUT.gguf if it is there
+    #[arg(long)]
+    pub force: bool,
+}
+
 /// `--config` and a flag for each key; those of the server only where `SERVER`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settings<const SERVER: bool> {
@@ -424,12 +528,17 @@ mod tests {
             "strata generate m.gguf -p -hi --chat -n 5 --temperature 0.5 --seed 7 --stop a --stop b --threads 2",
             "strata plan models/card.toml --json --device emulated --device-memory 1GiB",
             "strata inspect m.gguf --json",
+            "strata estimate card.toml --json --context 2048 --host-memory 8GiB --hardware h.toml",
+            "strata estimate card.toml --training --optimizer sgd-momentum --precision bf16 --batch 64 --checkpoint",
+            "strata estimate card.toml --training --optimiser adam --data-parallel 8 --zero 3 --pipeline 2 --micro-batches 8",
             "strata bench decode m.gguf",
             "strata bench decode m.gguf --threads 2 --sequences 8 --tokens 5 --depth 0 --rounds 1 --json",
             "strata bench prompt m.gguf --tokens 5 --rounds 1 --json --device emulated --device-memory 1GiB",
             "strata bench rates",
             "strata bench rates m.gguf --out - --json --seconds 5 --only storage --reader pread --threads 2",
             "strata synth card.toml out.gguf --vocabulary v.gguf",
+            "strata quantise in.gguf out.gguf --type q4_k_m --threads 2 --force",
+            "strata quantize in.gguf out.gguf --type Q8_0",
             "strata serve",
             "strata pull o/r:Q4_K_M",
             "strata pull http://a/b.gguf -o x.gguf --sha256 0 --force --tries 2 --stall-timeout 0.5 --retry-pause 0.1",
@@ -442,6 +551,10 @@ mod tests {
             "strata generate m.gguf -p x --queue 5",
             "strata plan m.gguf --listen 1.2.3.4:5",
             "strata inspect",
+            "strata estimate",
+            "strata estimate card.toml --batch 64",
+            "strata estimate card.toml --training --optimizer lion",
+            "strata estimate card.toml --training --batch -1",
             "strata bench",
             "strata bench m.gguf",
             "strata bench decode m.gguf --sequences 0",
@@ -460,6 +573,9 @@ mod tests {
             "strata pull a --stall-timeout 0",
             "strata pull a --stall-timeout nan",
             "strata pull a --retry-pause 1e9",
+            "strata quantise in.gguf out.gguf",
+            "strata quantise in.gguf --type q8_0",
+            "strata quantise in.gguf out.gguf --type q8_0 --threads 0",
             "strata serve --contxt 5",
             "strata serve --context",
         ] {

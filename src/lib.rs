@@ -11,6 +11,8 @@ pub mod trace;
 
 pub mod placement;
 
+pub mod estimate;
+
 pub mod memory;
 
 pub mod kernels;
@@ -19,6 +21,7 @@ pub mod tokenizer;
 pub mod weights;
 
 pub mod model;
+pub mod quantise;
 pub mod sampler;
 
 pub mod bench;

@@ -46,9 +46,15 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             start_log(&config, config.log);
             commands::plan(&config, &arguments)
         }
+        Command::Estimate(arguments) => {
+            let config = arguments.settings.config(None)?;
+            start_log(&config, of_trouble(config.log));
+            commands::estimate(&config, &arguments)
+        }
         Command::Inspect(arguments) => commands::inspect(&arguments),
         Command::Synth(arguments) => commands::synth(&arguments),
         Command::Pull(arguments) => commands::pull(&arguments),
+        Command::Quantise(arguments) => commands::quantise(&arguments),
     }
 }
 

@@ -63,6 +63,10 @@ impl Stop {
         self.0.send_replace(true);
     }
 
+    pub fn is_stopped(&self) -> bool {
+        *self.0.borrow()
+    }
+
     async fn stopped(&self) {
         // The sender is ours, so the channel is open.
         let _ = self.0.subscribe().wait_for(|stop| *stop).await;

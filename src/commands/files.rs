@@ -5,11 +5,12 @@ use super::progress::Progress;
 use super::{Usage, say};
 use anyhow::Context;
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use strata::cli::{InspectArguments, PlanArguments, SynthArguments};
 use strata::config::Config;
-use strata::gguf::Gguf;
 use strata::gguf::card::ShapeCard;
+use strata::gguf::{Gguf, NewFile};
 use strata::inspect::Lists;
 use strata::placement::{report_gains, report_gains_json};
 use strata::{inspect, synth};
@@ -53,18 +54,11 @@ pub(crate) fn inspect(arguments: &InspectArguments) -> anyhow::Result<()> {
 
 /// `strata synth`: a file of a real shape with random weights.
 pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
-    let same = |path: &Path| path.canonicalize().ok();
-    if same(&arguments.output).is_some_and(|output| Some(output) == same(&arguments.vocabulary)) {
-        anyhow::bail!(Usage(
-            "the output is the vocabulary file itself; choose another name".to_owned()
-        ));
-    }
-    if arguments.output.is_file() && !arguments.force {
-        anyhow::bail!(Usage(format!(
-            "{} is there already; choose another name, or replace it with --force",
-            arguments.output.display()
-        )));
-    }
+    let read = [
+        ("the card", arguments.card.as_path()),
+        ("the vocabulary file", arguments.vocabulary.as_path()),
+    ];
+    check_output(&arguments.output, &read, arguments.force)?;
     let card = ShapeCard::open(&arguments.card)?;
     let vocabulary = Gguf::open(&arguments.vocabulary)
         .with_context(|| arguments.vocabulary.display().to_string())?;
@@ -89,6 +83,43 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
 }
 
 const MIB: f64 = (1 << 20) as f64;
+
+/// Refuses to write over what is read, and without `force` over what is there. A file that is read may have another path,
+/// or the name under which the new one is written first.
+pub(super) fn check_output(
+    output: &Path,
+    read: &[(&str, &Path)],
+    force: bool,
+) -> anyhow::Result<()> {
+    let number = |path: &Path| {
+        let file = std::fs::metadata(path).ok()?;
+        Some((file.dev(), file.ino()))
+    };
+    let partial = NewFile::partial_path(output);
+    for (what, path) in read {
+        let Some(number_read) = number(path) else {
+            continue;
+        };
+        if number(output) == Some(number_read) {
+            anyhow::bail!(Usage(format!(
+                "the output is {what} itself; choose another name"
+            )));
+        }
+        if number(&partial) == Some(number_read) {
+            anyhow::bail!(Usage(format!(
+                "the output is written as {} first, which is {what}; choose another name",
+                partial.display()
+            )));
+        }
+    }
+    if output.is_file() && !force {
+        anyhow::bail!(Usage(format!(
+            "{} is there already; choose another name, or replace it with --force",
+            output.display()
+        )));
+    }
+    Ok(())
+}
 
 /// A closed pipe (`| head`) is not a failure.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {

@@ -6,6 +6,7 @@ mod bench_rates_profile;
 mod bench_rates_report;
 mod contention;
 mod device;
+mod estimate;
 mod files;
 mod generate;
 mod load;
@@ -14,15 +15,18 @@ mod memory_watch;
 mod process_memory;
 mod progress;
 mod pull;
+mod quantise;
 mod rates;
 mod serve;
 mod stderr;
 mod trace;
 
 pub(crate) use bench::{bench, bench_config};
+pub(crate) use estimate::estimate;
 pub(crate) use files::{inspect, plan, synth};
 pub(crate) use generate::generate;
 pub(crate) use pull::pull;
+pub(crate) use quantise::quantise;
 pub(crate) use serve::serve;
 pub(crate) use stderr::{Stderr, one_line, say};
 

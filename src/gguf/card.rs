@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use super::mixture::{Mixture, ModelShape, Role};
+use super::error::quote;
+use super::mixture::{Mixture, ModelShape};
 use super::reader::open_without_waiting;
 use super::{
     Architecture, Gguf, GgufError, Header, Hyperparameters, LayerSizes, Metadata, TensorShape,
@@ -99,25 +100,7 @@ struct Llama3 {
 
 impl ShapeCard {
     pub fn open(path: &Path) -> Result<ShapeCard, CardError> {
-        let read = || {
-            let file = open_without_waiting(path)?;
-            let attributes = file.metadata()?;
-            if !attributes.is_file() {
-                return Err(std::io::Error::other("it is not a regular file"));
-            }
-            let bytes = attributes.len();
-            if bytes > CARD_BYTES_MAX {
-                return Err(std::io::Error::other(format!(
-                    "it has {bytes} bytes; a card has at most {CARD_BYTES_MAX}"
-                )));
-            }
-            std::io::read_to_string(file.take(CARD_BYTES_MAX))
-        };
-        let text = read().map_err(|error| CardError::Read {
-            path: path.to_owned(),
-            error,
-        })?;
-        ShapeCard::parse(&text)
+        ShapeCard::parse(&read_card(path)?)
     }
 
     pub fn parse(text: &str) -> Result<ShapeCard, CardError> {
@@ -161,12 +144,44 @@ impl ShapeCard {
     }
 }
 
-fn syntax_error(text: &str, error: &toml::de::Error) -> CardError {
+/// The text of a card: a regular file of no more than a card's size.
+pub fn read_card(path: &Path) -> Result<String, CardError> {
+    let read = || {
+        let file = open_without_waiting(path)?;
+        let attributes = file.metadata()?;
+        if !attributes.is_file() {
+            return Err(std::io::Error::other("it is not a regular file"));
+        }
+        let bytes = attributes.len();
+        if bytes > CARD_BYTES_MAX {
+            return Err(std::io::Error::other(format!(
+                "it has {bytes} bytes; a card has at most {CARD_BYTES_MAX}"
+            )));
+        }
+        std::io::read_to_string(file.take(CARD_BYTES_MAX))
+    };
+    read().map_err(|error| CardError::Read {
+        path: path.to_owned(),
+        error,
+    })
+}
+
+/// Where a card's text is not what its keys ask for: the line, and the key that stands there.
+pub fn syntax_error(text: &str, error: &toml::de::Error) -> CardError {
     let start = error.span().map_or(0, |span| span.start);
     let before = text.get(..start).unwrap_or_default();
+    let number = before.matches('\n').count();
+    let line = text.lines().nth(number).unwrap_or_default();
+    let mut problem = error.message().replace('\n', " ");
+    if let Some((key, _)) = line.split_once('=') {
+        let key = quote(key.trim());
+        if !problem.contains(&key) {
+            problem.push_str(&format!(" (in {key})"));
+        }
+    }
     CardError::Syntax {
-        line: before.matches('\n').count() + 1,
-        problem: error.message().replace('\n', " "),
+        line: number + 1,
+        problem,
     }
 }
 
@@ -280,6 +295,8 @@ impl Fields {
         let shape = ModelShape {
             layers: self.layers,
             grouped_queries: self.head_count / self.head_count_kv,
+            experts: 0,
+            tied_head: self.tied_head,
         };
         let width = u64::from(self.embedding_length);
         let feed_forward = u64::from(self.feed_forward_length);
@@ -290,9 +307,13 @@ impl Fields {
         let output_columns = rows(self.head_count, self.value_length());
         let vocabulary = u64::from(self.vocabulary_size);
 
-        let matrix = |name: &str, role: Role, layer: u32, columns: u64, rows: u64| {
-            let kind = self.quantisation.tensor_type(role, layer, columns, shape);
-            TensorShape::new(name, kind, [columns, rows])
+        let matrix = |name: &str, columns: u64, rows: u64| {
+            let dimensions = [columns, rows];
+            let kind = match self.quantisation.choose(name, &dimensions, shape) {
+                Some(choice) => choice.kind,
+                None => TensorType::F32,
+            };
+            TensorShape::new(name, kind, dimensions)
         };
         let vector = |name: &str, length: u64| TensorShape::new(name, TensorType::F32, [length]);
         let sizes = LayerSizes {
@@ -304,12 +325,6 @@ impl Fields {
         };
         let architecture = Architecture::from_name(&self.architecture);
         let added = architecture.map_or(&[][..], Architecture::added_vectors);
-        let embedding_role = if self.tied_head {
-            Role::Head
-        } else {
-            Role::Embedding
-        };
-
         let mut tensors = Vec::new();
         if self.rope.llama3.is_some() {
             tensors.push(vector(
@@ -317,40 +332,34 @@ impl Fields {
                 u64::from(self.rope_dimensions() / 2),
             ));
         }
-        tensors.push(matrix(
-            "token_embd.weight",
-            embedding_role,
-            0,
-            width,
-            vocabulary,
-        ));
+        tensors.push(matrix("token_embd.weight", width, vocabulary));
         for layer in 0..self.layers {
             let name = |part: &str| format!("blk.{layer}.{part}.weight");
             tensors.push(vector(&name("attn_norm"), width));
-            for (part, role, columns, rows) in [
-                ("attn_q", Role::Other, width, query_rows),
-                ("attn_k", Role::Other, width, key_rows),
-                ("attn_v", Role::AttentionValue, width, value_rows),
-                ("attn_output", Role::AttentionOutput, output_columns, width),
+            for (part, columns, rows) in [
+                ("attn_q", width, query_rows),
+                ("attn_k", width, key_rows),
+                ("attn_v", width, value_rows),
+                ("attn_output", output_columns, width),
             ] {
-                tensors.push(matrix(&name(part), role, layer, columns, rows));
+                tensors.push(matrix(&name(part), columns, rows));
             }
             for added in added {
                 let name = format!("blk.{layer}.{}", added.name);
                 tensors.push(vector(&name, added.elements(&sizes)));
             }
             tensors.push(vector(&name("ffn_norm"), width));
-            for (part, role, columns, rows) in [
-                ("ffn_gate", Role::Other, width, feed_forward),
-                ("ffn_up", Role::Other, width, feed_forward),
-                ("ffn_down", Role::FeedForwardDown, feed_forward, width),
+            for (part, columns, rows) in [
+                ("ffn_gate", width, feed_forward),
+                ("ffn_up", width, feed_forward),
+                ("ffn_down", feed_forward, width),
             ] {
-                tensors.push(matrix(&name(part), role, layer, columns, rows));
+                tensors.push(matrix(&name(part), columns, rows));
             }
         }
         tensors.push(vector("output_norm.weight", width));
         if !self.tied_head {
-            tensors.push(matrix("output.weight", Role::Head, 0, width, vocabulary));
+            tensors.push(matrix("output.weight", width, vocabulary));
         }
         tensors
     }
@@ -567,6 +576,7 @@ mod tests {
         );
         check("layers = 2\n", "", "missing field `layers`");
         check("layers = 2", "layers = 'two'", "line 3: invalid type");
+        check("layers = 2", "layers = 99999999999", "(in `layers`)");
         check("layers = 2", "layers = 0", "`layers` is 0");
         check("layers = 2", "layers = 4000000000", "1 to 4096");
         check("head_count = 4", "head_count = 0", "`head_count` is 0");

@@ -197,7 +197,9 @@ fn shape_rows(lines: &mut Lines, gguf: &Gguf, parameters: &Hyperparameters) {
     // Two bytes for each element.
     let bytes_of = |with_window| parameters.kv_elements(with_window).saturating_mul(2);
     let context = parameters.context_length;
-    let in_window = parameters.window.map_or(0, |window| window.positions.min(context));
+    let in_window = parameters
+        .window
+        .map_or(0, |window| window.positions.min(context));
     let of_context = (bytes_of(false).saturating_mul(context.into()))
         .saturating_add(bytes_of(true).saturating_mul(in_window.into()));
     lines.row(

@@ -180,7 +180,7 @@ fn errors_say_what_is_short() {
     check(&huge, &vocabulary(&["a"]), &path, "not enough space");
     assert_eq!(names_in(folder.path()), Vec::<String>::new());
 
-    let partial = File::create(folder.path().join("out.gguf.partial")).unwrap();
+    let partial = std::fs::File::create(folder.path().join("out.gguf.partial")).unwrap();
     partial.lock().unwrap();
     check(
         &card,

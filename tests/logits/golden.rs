@@ -4,8 +4,11 @@ use crate::run::{
     Sequence, all_resident, gemma3, load, load_on, log_probabilities, pools, settings, smollm2,
 };
 use serde_json::Value;
+use std::num::NonZeroUsize;
 use std::path::Path;
+use strata::gguf::{Gguf, Mixture};
 use strata::placement::KvType;
+use strata::quantise::{Conversion, quantise};
 
 fn golden(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -126,6 +129,26 @@ fn gemma3_is_as_near_to_the_reference_as_llama_cpp() {
     check_distance("gemma3.json", &gemma3());
 }
 
+/// From its own weights in f32, which cost nothing, to a type with more bits than they had.
+#[test]
+fn smollm2_quantised_here_is_as_near() {
+    let folder = tempfile::tempdir().unwrap();
+    let (floats, output) = (
+        folder.path().join("f32.gguf"),
+        folder.path().join("q8.gguf"),
+    );
+    for (mixture, input, output) in [
+        (Mixture::F32, &smollm2(), &floats),
+        (Mixture::Q8_0, &floats, &output),
+    ] {
+        let conversion = Conversion::new(Gguf::open(input).unwrap(), mixture).unwrap();
+        let threads = NonZeroUsize::new(2).unwrap();
+        quantise(&conversion, input, output, threads, |_, _| true).unwrap();
+    }
+    check_distance("smollm2.json", &output);
+}
+
+/// The reference's log-probabilities of a model, by this file.
 fn check_distance(golden_name: &str, path: &Path) {
     let golden = golden(golden_name);
     let peer = &golden["llama_cpp_abs_logprob_error_top5"];
