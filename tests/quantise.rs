@@ -8,9 +8,12 @@ mod http;
 mod models;
 #[path = "support/process.rs"]
 mod process;
+#[path = "support/split.rs"]
+mod split;
 
 use models::{RandomOptions, random};
 use process::{Guard, Outcome, run, strata};
+use split::{Dealt, split};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -93,6 +96,39 @@ fn what_is_written_is_a_model_that_answers() {
         names_in(folder.path()),
         ["again.gguf", "in.gguf", "out.gguf"]
     );
+}
+
+/// Shards are read as the file that they were.
+#[test]
+fn a_model_in_several_files_becomes_one() {
+    let folder = folder();
+    let input = small(folder.path(), TensorType::F16);
+    let (whole, joined) = (
+        folder.path().join("whole.gguf"),
+        folder.path().join("joined.gguf"),
+    );
+    run(&mut quantise(&input, &whole, &["--type", "q4_k_m"])).success();
+    for shard in split(&input, 3, Dealt::InRuns) {
+        run(&mut quantise(
+            &shard,
+            &joined,
+            &["--type", "q4_k_m", "--force"],
+        ))
+        .success();
+        assert!(std::fs::read(&whole).unwrap() == std::fs::read(&joined).unwrap());
+        let onto_another = input.with_file_name("in-00002-of-00003.gguf");
+        let refused = run(&mut quantise(
+            &shard,
+            &onto_another,
+            &["--type", "q8_0", "--force"],
+        ));
+        assert_eq!(refused.status.code(), Some(2), "{}", refused.stderr);
+        assert!(
+            refused.stderr.contains("input itself"),
+            "{}",
+            refused.stderr
+        );
+    }
 }
 
 #[test]

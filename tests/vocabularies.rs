@@ -149,7 +149,7 @@ fn gemma_3_gives_the_ids_of_llama_cpp_with_and_without_control_tokens() {
     let path = fetched(
         "STRATA_TEST_GEMMA3",
         "models/gemma3-270m-q4_k_m.gguf",
-        "make model",
+        "make test-models",
     );
     let golden: Value =
         serde_json::from_str(include_str!("data/gemma3.json")).expect("golden file parses");

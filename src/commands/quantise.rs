@@ -17,6 +17,9 @@ pub(crate) fn quantise(arguments: &QuantiseArguments) -> anyhow::Result<()> {
     check_output(output, &[("the input", input)], arguments.force)?;
     let of_file = || input.display().to_string();
     let gguf = Gguf::open(input).with_context(of_file)?;
+    for shard in &gguf.files {
+        check_output(output, &[("the input", &shard.path)], arguments.force)?;
+    }
     let conversion = Conversion::new(gguf, mixture).with_context(of_file)?;
     for remark in conversion.remarks() {
         say(format_args!("strata: {remark}"));
@@ -31,7 +34,6 @@ pub(crate) fn quantise(arguments: &QuantiseArguments) -> anyhow::Result<()> {
     let mut progress = Progress::new("quantising");
     strata::quantise::quantise(
         &conversion,
-        input,
         output,
         threads.unwrap_or(NonZeroUsize::MIN),
         |done, total| {

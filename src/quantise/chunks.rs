@@ -5,7 +5,7 @@
 //! threads idle.
 
 use super::{Conversion, QuantiseError};
-use crate::gguf::{Gguf, GgufError, TensorInfo, TensorType};
+use crate::gguf::{Gguf, GgufError, IndexedFile, TensorInfo, TensorType};
 use crate::kernels::dequantise_row;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
@@ -13,7 +13,6 @@ use std::fs::File;
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 /// Weights of a chunk: a whole number of blocks of every type, and a megabyte as f32.
@@ -26,31 +25,28 @@ pub const THREAD_BYTES_MAX: usize = (3 * BATCH_CHUNKS + 4) << 20;
 /// More than this the 16-bit floats that block scales are cannot hold.
 const MAGNITUDE_MAX: f32 = 65_504.0;
 
-/// The file that is read.
+/// What is read: the file of a model, or its shards.
 pub(super) struct Source<'a> {
-    file: File,
-    path: PathBuf,
+    /// In the order of `index.files`.
+    files: Vec<File>,
     index: &'a Gguf,
 }
 
 impl<'a> Source<'a> {
-    pub(super) fn open(path: &Path, index: &'a Gguf) -> Result<Source<'a>, QuantiseError> {
-        let read = |error| QuantiseError::Read {
-            path: path.to_owned(),
-            error,
+    pub(super) fn open(index: &'a Gguf) -> Result<Source<'a>, QuantiseError> {
+        let open = |indexed: &IndexedFile| {
+            let file = File::open(&indexed.path)?;
+            match file.metadata()?.len() == indexed.bytes {
+                true => Ok(file),
+                false => Err(io::Error::other("it is not as long as it was a moment ago")),
+            }
         };
-        let file = File::open(path).map_err(read)?;
-        let bytes = file.metadata().map_err(read)?.len();
-        if bytes != index.file_bytes {
-            return Err(read(io::Error::other(
-                "it is not as long as it was a moment ago",
-            )));
-        }
-        Ok(Source {
-            file,
-            path: path.to_owned(),
-            index,
-        })
+        let files = index
+            .files
+            .iter()
+            .map(|indexed| open(indexed).map_err(|error| unreadable(indexed, error)))
+            .collect::<Result<_, _>>()?;
+        Ok(Source { files, index })
     }
 
     /// Bytes of a tensor from `offset` within it. All reading of weights is here.
@@ -60,12 +56,23 @@ impl<'a> Source<'a> {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), QuantiseError> {
-        self.file
-            .read_exact_at(bytes, tensor.file_offset + offset)
-            .map_err(|error| QuantiseError::Read {
-                path: self.path.clone(),
-                error,
-            })
+        let files = self.index.files.iter().zip(&self.files);
+        // The last that begins before it: a tensor lies in one file.
+        let place = files
+            .rev()
+            .find(|(indexed, _)| indexed.base <= tensor.file_offset);
+        let Some((indexed, file)) = place else {
+            unreachable!("the first file begins at 0");
+        };
+        file.read_exact_at(bytes, tensor.file_offset - indexed.base + offset)
+            .map_err(|error| unreadable(indexed, error))
+    }
+}
+
+fn unreadable(file: &IndexedFile, error: io::Error) -> QuantiseError {
+    QuantiseError::Read {
+        path: file.path.clone(),
+        error,
     }
 }
 

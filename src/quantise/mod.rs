@@ -48,17 +48,16 @@ pub enum QuantiseError {
     Interrupted,
 }
 
-/// Writes what `conversion` says to `output`, from the file that it was made for. `progress` is called with the weights
+/// Writes what `conversion` says to `output`, from the files that it was made for. `progress` is called with the weights
 /// that are written so far and in all, each as the four bytes of an f32, and says whether to go on.
 pub fn quantise(
     conversion: &Conversion,
-    input: &Path,
     output: &Path,
     threads: NonZeroUsize,
     mut progress: impl FnMut(u64, u64) -> bool,
 ) -> Result<(), QuantiseError> {
     let header = conversion.header();
-    let source = chunks::Source::open(input, conversion.input())?;
+    let source = chunks::Source::open(conversion.input())?;
     let new = NewFile::create(output, header.index().file_bytes)?;
     let total = conversion.float_bytes();
     let mut failure = None;

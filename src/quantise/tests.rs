@@ -62,7 +62,7 @@ fn bytes_of(path: &Path, tensor: &crate::gguf::TensorInfo) -> Vec<u8> {
 fn run(input: &Path, output: &Path, mixture: Mixture) -> Result<Gguf, QuantiseError> {
     let conversion = Conversion::new(Gguf::open(input).unwrap(), mixture)?;
     let threads = NonZeroUsize::new(3).unwrap();
-    quantise(&conversion, input, output, threads, |_, _| true)?;
+    quantise(&conversion, output, threads, |_, _| true)?;
     Ok(Gguf::open(output).unwrap())
 }
 
@@ -247,7 +247,7 @@ fn an_interrupt_a_shrunk_input_and_a_missing_folder_leave_nothing() {
     let conversion = Conversion::new(before, Mixture::Q8_0).unwrap();
     let threads = NonZeroUsize::new(2).unwrap();
     let mut calls = 0;
-    let interrupted = quantise(&conversion, &input, &output, threads, |done, total| {
+    let interrupted = quantise(&conversion, &output, threads, |done, total| {
         assert!(done <= total);
         calls += 1;
         calls < 3
@@ -257,14 +257,14 @@ fn an_interrupt_a_shrunk_input_and_a_missing_folder_leave_nothing() {
         "{interrupted:?}"
     );
     let absent = folder.path().join("absent/out.gguf");
-    let error = quantise(&conversion, &input, &absent, threads, |_, _| true).unwrap_err();
+    let error = quantise(&conversion, &absent, threads, |_, _| true).unwrap_err();
     assert!(error.to_string().contains("cannot write"), "{error}");
     let file = std::fs::OpenOptions::new()
         .write(true)
         .open(&input)
         .unwrap();
     file.set_len(before_end(&conversion) - 1).unwrap();
-    let error = quantise(&conversion, &input, &output, threads, |_, _| true).unwrap_err();
+    let error = quantise(&conversion, &output, threads, |_, _| true).unwrap_err();
     assert!(error.to_string().contains("cannot read"), "{error}");
     let mut names: Vec<_> = std::fs::read_dir(folder.path())
         .unwrap()

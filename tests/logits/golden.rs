@@ -143,7 +143,7 @@ fn smollm2_quantised_here_is_as_near() {
     ] {
         let conversion = Conversion::new(Gguf::open(input).unwrap(), mixture).unwrap();
         let threads = NonZeroUsize::new(2).unwrap();
-        quantise(&conversion, input, output, threads, |_, _| true).unwrap();
+        quantise(&conversion, output, threads, |_, _| true).unwrap();
     }
     check_distance("smollm2.json", &output);
 }
