@@ -1,8 +1,7 @@
 //! Estimates as people and programs read them.
 
-use super::{
-    Figure, Inference, Subject, Technique, Training, TrainingRequest, binary_size, grouped,
-};
+use super::{Figure, Inference, Subject, Technique, Training, TrainingRequest, binary_size};
+use crate::inspect::grouped;
 use serde_json::{Value, json};
 use std::fmt::Write;
 

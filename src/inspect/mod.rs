@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::gguf::{Gguf, Hyperparameters, Metadata, RopeScaling, Value};
 
-pub use text::report;
+pub use text::{grouped, report};
 
 /// Whether strata can serve a model: found out by those who would load it.
 #[derive(Clone, Debug, PartialEq, Eq)]

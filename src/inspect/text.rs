@@ -432,7 +432,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// 1100048384 as 1,100,048,384.
-fn grouped(number: u64) -> String {
+pub fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
