@@ -137,15 +137,19 @@ class Offload:
         """With memory for a part of the weights."""
         return self.bench(work, "--host-memory", size(self.share(percent)))
 
-    def resident(self, work):
-        """With all weights in memory, in huge pages."""
+    def require_memory(self):
+        """The bytes for all weights and what is beside them."""
         needed = self.weight_bytes + BESIDE_WEIGHTS
         if available_bytes() < needed:
             raise Problem(
                 f"{mebibytes(needed)} of memory are needed to hold all weights and {mebibytes(available_bytes())} are "
                 "free: end other programs"
             )
-        return self.bench(work, "--copy", "--host-memory", size(needed))
+        return needed
+
+    def resident(self, work):
+        """With all weights in memory, in huge pages."""
+        return self.bench(work, "--copy", "--host-memory", size(self.require_memory()))
 
     def in_turns(self, what, asked):
         """{name: [answer of each round]}; `asked` is {name: (function, how an answer is shown)}."""
@@ -203,8 +207,9 @@ def loading(offload):
     given = []
 
     def rate():
+        offload.require_memory()
         # A virtual machine gets memory from its host when it is first touched, and gives back what is free for long.
-        given.append(taken_and_given_back(offload.weight_bytes + BESIDE_WEIGHTS))
+        given.append(taken_and_given_back(offload.require_memory()))
         load = offload.resident(work)["load"]
         return load["bytes"] / load["seconds"]
 

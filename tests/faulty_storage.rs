@@ -13,9 +13,10 @@ use faults::{assert_names_the_read, model, placements, reference, step};
 use run::settings;
 use std::cell::Cell;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use strata::kernels::ComputePool;
-use strata::memory::{FaultControl, Faults, FaultyReader};
+use strata::memory::{FaultControl, Faults, FaultyReader, Limits};
 use strata::metrics::Metrics;
 use strata::model::{LoadedModel, PlannedModel, StepError, places};
 use strata::placement::PlanRequest;
@@ -25,6 +26,9 @@ fn load(path: &Path, request: &PlanRequest, seed: u64) -> (LoadedModel, FaultCon
     let faulty = faults::load(path, request, seed, settings());
     (faulty.loaded, faulty.control)
 }
+
+/// Only a broken program takes so long.
+const FOREVER: Duration = Duration::from_secs(60);
 
 #[test]
 fn short_reads_interruptions_and_reordering_change_nothing() {
@@ -227,6 +231,64 @@ fn a_failure_while_nobody_computes_does_not_fail_the_next_step() {
             survived > 0,
             "{name}: no read failed beside a step that succeeded"
         );
+    }
+}
+
+/// Nothing completes: a step that waits for a group hears all the same that nobody wants it, and of what it has asked for
+/// only the requests are read that are under way.
+#[test]
+fn a_cancelled_wait_ends_with_the_requests_in_flight() {
+    const IN_FLIGHT: u64 = 2;
+    let few = |reader: FaultyReader| {
+        reader.with_limits(Limits {
+            block_bytes: 512,
+            in_flight_max: IN_FLIGHT as u32,
+            request_bytes_max: 16 << 10,
+            border_bytes: 64 << 10,
+        })
+    };
+    let (_folder, path) = model();
+    let expected = reference(&path);
+    for (name, request) in placements() {
+        let mut faulty = faults::load_with(&path, &request, 4, settings(), few);
+        let control = faulty.control.clone();
+        // The thread that gives the reads up may be held up for longer than what nobody wants takes: then once more.
+        let stayed = (0..20).any(|_| {
+            control.change(|faults| faults.held = true);
+            let (cancelled, heard) = (AtomicBool::new(false), AtomicBool::new(false));
+            let asked = || {
+                let cancelled = cancelled.load(Ordering::Relaxed);
+                heard.fetch_or(cancelled, Ordering::Relaxed);
+                cancelled
+            };
+            let (outcome, submitted) = std::thread::scope(|scope| {
+                let watch = scope.spawn(|| {
+                    while control.submitted() - control.completed() < IN_FLIGHT {
+                        std::thread::yield_now();
+                    }
+                    let submitted = control.submitted();
+                    cancelled.store(true, Ordering::Relaxed);
+                    let until = Instant::now() + FOREVER;
+                    while !heard.load(Ordering::Relaxed) && Instant::now() < until {
+                        std::thread::yield_now();
+                    }
+                    let heard = heard.load(Ordering::Relaxed);
+                    std::thread::sleep(Duration::from_millis(20));
+                    control.set(Faults::default());
+                    assert!(heard, "{name}: the wait does not ask");
+                    submitted
+                });
+                let outcome = step(&mut faulty.loaded, &asked);
+                (outcome, watch.join().unwrap())
+            });
+            assert_eq!(outcome, Err(StepError::Cancelled), "{name}");
+            let after = control.submitted();
+            assert_eq!(after, control.completed(), "{name}");
+            let next = step(&mut faulty.loaded, &|| false);
+            assert!(next.unwrap() == expected, "{name}");
+            after == submitted
+        });
+        assert!(stayed, "{name}: what nobody wants is read");
     }
 }
 

@@ -5,6 +5,7 @@
 //! turns them into a file and an offset within it. A single file has the base 0, so that its offsets are its own.
 
 use super::block_reader::FileIdentity;
+use super::io_thread::ReadError;
 use std::path::{Path, PathBuf};
 
 /// A file that is to be read.
@@ -44,25 +45,39 @@ pub fn file_at(files: &[PlacedFile], offset: u64) -> usize {
         .unwrap_or_else(|| panic!("no file begins at or before byte {offset}: {files:?}"))
 }
 
+/// Checks that files do not reach into each other: one that has grown since its place was chosen may. The error names it.
+///
 /// # Panics
-/// When the places do not ascend from 0 with room for each file, or are not multiples of `block_bytes`: the reads of one
-/// file would reach into the next.
-pub(super) fn assert_places(files: &[PlacedFile], block_bytes: u32) {
-    let mut end = 0;
+/// When the first place is not 0, or one is no multiple of `block_bytes`.
+pub(super) fn check_places(files: &[PlacedFile], block_bytes: u32) -> Result<(), ReadError> {
+    let mut before: Option<&PlacedFile> = None;
     for file in files {
         assert!(
-            file.base >= end && file.base.is_multiple_of(u64::from(block_bytes)),
-            "{file:?} begins before {end} or within a block"
+            file.base.is_multiple_of(u64::from(block_bytes)),
+            "{file:?} begins within a block"
         );
-        end = file
-            .base
-            .saturating_add(file.identity.bytes)
-            .next_multiple_of(u64::from(block_bytes));
+        let end = before.map_or(0, |before| {
+            let end = before.base.saturating_add(before.identity.bytes);
+            end.checked_next_multiple_of(u64::from(block_bytes))
+                .unwrap_or(u64::MAX)
+        });
+        if let Some(before) = before.filter(|_| file.base < end) {
+            return Err(ReadError::Open {
+                file: before.identity.path.clone(),
+                source: std::io::Error::other(format!(
+                    "it has {} bytes now, more than when its header was read: it is being written; start again when it is \
+                     complete",
+                    before.identity.bytes
+                )),
+            });
+        }
+        before = Some(file);
     }
     assert!(
         files.first().is_some_and(|first| first.base == 0),
         "{files:?}"
     );
+    Ok(())
 }
 
 #[cfg(test)]
@@ -83,7 +98,7 @@ mod tests {
     #[test]
     fn an_offset_belongs_to_the_last_file_that_begins_before_it() {
         let files = [placed(0, 10), placed(4096, 0), placed(8192, 100)];
-        assert_places(&files, 4096);
+        check_places(&files, 4096).unwrap();
         for (offset, file) in [
             (0, 0),
             (9, 0),
@@ -98,8 +113,14 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "begins before")]
-    fn files_do_not_share_a_block() {
-        assert_places(&[placed(0, 4097), placed(4096, 10)], 4096);
+    fn a_file_that_has_grown_into_the_next_is_named() {
+        for (bytes, fits) in [(4095, true), (4096, true), (4097, false), (u64::MAX, false)] {
+            let checked = check_places(&[placed(0, bytes), placed(4096, 10)], 4096);
+            assert_eq!(checked.is_ok(), fits, "{bytes}");
+            if let Err(error) = checked {
+                let error = error.to_string();
+                assert!(error.contains("open model.gguf: it has"), "{error}");
+            }
+        }
     }
 }

@@ -22,7 +22,9 @@ use super::pread::{PreadReader, read_at};
 /// Memory is registered in pieces of this length, each when it is first read into, so it is small beside what a drive reads
 /// in a second; and longer where the pieces would be more than the kernel takes.
 const REGISTERED_BYTES: usize = 64 << 20;
-const REGISTERED_PIECES_MAX: usize = 1 << 14;
+/// 1024 before Linux 5.13, 16384 since, of up to a GiB each.
+const REGISTERED_PIECES_MAX: usize = 1 << 10;
+const REGISTERED_BYTES_MAX: usize = 1 << 30;
 
 /// How what is to be read is cut into requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ impl Requests {
             block_bytes: blocks.max().unwrap_or(MAX_BLOCK_BYTES),
             in_flight_max: self.in_flight_max,
             request_bytes_max: self.bytes_max,
-            border_bytes: REGISTERED_BYTES * longer,
+            border_bytes: (REGISTERED_BYTES * longer).min(REGISTERED_BYTES_MAX),
         }
     }
 }

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use super::arena::MemoryError;
 use super::block_reader::{FileIdentity, open_file};
-use super::files::{FilePlace, PlacedFile, assert_places, file_at};
+use super::files::{FilePlace, PlacedFile, check_places, file_at};
 
 /// Mappings at once: one for each file of a split model and then some.
 const MAPPINGS_MAX: usize = 512;
@@ -44,7 +44,13 @@ impl MappedFiles {
             });
             maps.push(map);
         }
-        assert_places(&files, 1);
+        check_places(&files, 1).map_err(|error| MemoryError::MapFile {
+            file: places
+                .first()
+                .map(|place| place.path.clone())
+                .unwrap_or_default(),
+            source: std::io::Error::other(error),
+        })?;
         Ok(MappedFiles { files, maps })
     }
 

@@ -5,7 +5,7 @@ use std::thread::{JoinHandle, ThreadId};
 
 use super::arena::Arena;
 use super::block_reader::{BlockReader, FileIdentity, Limits, Waker};
-use super::files::{FilePlace, PlacedFile, assert_places};
+use super::files::{FilePlace, PlacedFile, check_places};
 use super::io_thread::{IoThread, ReadDone, ReadError, ReadPiece, Reopening, Shared};
 use super::ladder::{self, ReaderChoice, Requests, Rung};
 use super::{ReadRetries, TransferTotals};
@@ -85,7 +85,7 @@ impl Reader {
         let shared = Arc::new(Shared::default());
         let waker = block_reader.waker();
         let files = block_reader.files().to_vec();
-        assert_places(&files, limits.block_bytes);
+        check_places(&files, limits.block_bytes)?;
         let io_thread = IoThread::new(
             block_reader,
             Arc::clone(&arena),

@@ -65,12 +65,21 @@ pub(super) enum NotUsable {
 /// The checksums of one file. It grows with what is read: by the parts of the plan and, at most, the vocabulary.
 #[derive(Debug, Default)]
 pub(super) struct ChecksumTable {
-    known: HashMap<Stretch, (u64, SeenBy)>,
-    /// Reads of this run gave other bytes than its first one, again and again. That may have been the wrong one, so a later
-    /// run starts afresh with these; this run, which has computed with it, does not.
+    known: HashMap<Stretch, Known>,
+    /// Reads of this run gave other bytes than its first one, again and again, and none gave the same. That may have been
+    /// the wrong one, so a later run starts afresh with these; this run, which has computed with it, does not.
     disputed: HashSet<Stretch>,
     /// There are checksums that `encode` has not written.
     is_unsaved: bool,
+}
+
+/// What is known of a stretch.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    checksum: u64,
+    seen_by: SeenBy,
+    /// A later read gave the same.
+    is_confirmed: bool,
 }
 
 /// The most checksums that are kept for a later run; those of this one come first. 6 MiB.
@@ -90,29 +99,38 @@ impl ChecksumTable {
     pub(super) fn judge(&mut self, stretch: Stretch, checksum: u64) -> Verdict {
         match self.known.entry(stretch) {
             Entry::Vacant(place) => {
-                place.insert((checksum, SeenBy::ThisRun));
+                place.insert(Known {
+                    checksum,
+                    seen_by: SeenBy::ThisRun,
+                    is_confirmed: false,
+                });
                 self.is_unsaved = true;
                 Verdict::First
             }
             Entry::Occupied(mut place) => {
-                let (known, seen_by) = place.get_mut();
-                if *known != checksum {
-                    return Verdict::Differs(*seen_by);
+                let known = place.get_mut();
+                if known.checksum != checksum {
+                    return Verdict::Differs(known.seen_by);
                 }
-                *seen_by = SeenBy::ThisRun;
+                known.seen_by = SeenBy::ThisRun;
+                known.is_confirmed = true;
+                self.is_unsaved |= self.disputed.remove(&stretch);
                 Verdict::Agrees
             }
         }
     }
 
-    /// What this run has read first was not read again.
+    /// Reads of this run gave other bytes, again and again.
     pub(super) fn dispute(&mut self, stretch: Stretch) {
-        self.is_unsaved |= self.disputed.insert(stretch);
+        let known = self.known.get(&stretch);
+        if known.is_some_and(|known| !known.is_confirmed) {
+            self.is_unsaved |= self.disputed.insert(stretch);
+        }
     }
 
     pub(super) fn was_seen_by_this_run(&self, stretch: Stretch) -> bool {
         let known = self.known.get(&stretch);
-        known.is_some_and(|&(_, by)| by == SeenBy::ThisRun)
+        known.is_some_and(|known| known.seen_by == SeenBy::ThisRun)
     }
 
     pub(super) fn len(&self) -> usize {
@@ -131,7 +149,9 @@ impl ChecksumTable {
     /// Whatever is known, in the order of the file.
     pub(super) fn all(&self) -> Vec<(Stretch, u64)> {
         let known = self.known.iter();
-        let mut all: Vec<_> = known.map(|(&stretch, &(sum, _))| (stretch, sum)).collect();
+        let mut all: Vec<_> = known
+            .map(|(&stretch, known)| (stretch, known.checksum))
+            .collect();
         all.sort_unstable();
         all
     }
@@ -142,7 +162,10 @@ impl ChecksumTable {
             .known
             .iter()
             .filter(|(stretch, _)| !self.disputed.contains(stretch))
-            .map(|(&stretch, &(sum, by))| (by == SeenBy::EarlierRun, stretch, sum))
+            .map(|(&stretch, known)| {
+                let is_of_earlier = known.seen_by == SeenBy::EarlierRun;
+                (is_of_earlier, stretch, known.checksum)
+            })
             .collect();
         kept.sort_unstable();
         kept.truncate(SAVED_MAX);
@@ -212,7 +235,12 @@ impl ChecksumTable {
                 ));
             }
             last = Some(stretch);
-            known.insert(stretch, (sum, SeenBy::EarlierRun));
+            let seen = Known {
+                checksum: sum,
+                seen_by: SeenBy::EarlierRun,
+                is_confirmed: true,
+            };
+            known.insert(stretch, seen);
         }
         Ok(ChecksumTable {
             known,
@@ -332,6 +360,26 @@ mod tests {
         );
         table.dispute(stretch(0, 10));
         assert!(!table.is_unsaved());
+        // Until a read gives the same bytes after all.
+        assert_eq!(table.judge(stretch(0, 10), 1), Verdict::Agrees);
+        assert!(table.is_unsaved());
+        let later = ChecksumTable::decode(&table.encode(&file()), &file()).unwrap();
+        assert_eq!(later.len(), 2);
+    }
+
+    /// A drive that has become bad does not make a run forget what it was.
+    #[test]
+    fn what_a_later_read_agreed_with_is_handed_on_whatever_comes() {
+        let mut table = ChecksumTable::default();
+        table.judge(stretch(0, 10), 1);
+        table.judge(stretch(0, 10), 1);
+        table.dispute(stretch(0, 10));
+        let mut later = ChecksumTable::decode(&table.encode(&file()), &file()).unwrap();
+        assert_eq!(later.len(), 1);
+        assert_eq!(later.judge(stretch(0, 10), 1), Verdict::Agrees);
+        later.dispute(stretch(0, 10));
+        let last = ChecksumTable::decode(&later.encode(&file()), &file()).unwrap();
+        assert_eq!(last.len(), 1);
     }
 
     #[test]

@@ -161,6 +161,9 @@ impl Weights {
             self.count_stall(from, waited);
             self.trace().waited(None, from.name(), waited);
         }
+        if let Some(checks) = &self.checks {
+            checks.step_begins();
+        }
         Pass::new(self, width, cancelled)
     }
 

@@ -388,6 +388,10 @@ impl Pipeline {
         self.stopped = true;
     }
 
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped
+    }
+
     /// A step begins. What failed since the last one, or fails yet, is read again: perhaps that was long ago.
     pub(crate) fn resume(&mut self) {
         self.stopped = false;

@@ -63,7 +63,7 @@ impl Weights {
             }
             let batch = runs.len().min(self.plan.gather.rows as usize).max(1);
             let rest = runs.split_off(batch);
-            self.read_rows(&runs, &mut rows)?;
+            self.read_rows(&runs, &mut rows, cancelled)?;
             runs = rest;
         }
         Ok(GatheredRows {
@@ -103,7 +103,12 @@ impl Weights {
     }
 
     /// Reads one batch of rows; each run holds one id and the places that want it.
-    fn read_rows(&self, runs: &[&[(u32, usize)]], rows: &mut [u8]) -> Result<(), LeaseError> {
+    fn read_rows(
+        &self,
+        runs: &[&[(u32, usize)]],
+        rows: &mut [u8],
+        cancelled: &dyn Fn() -> bool,
+    ) -> Result<(), LeaseError> {
         let row_bytes = self.embedding.row_bytes();
         let alignment = self.plan.read_alignment;
         let slot_bytes = self.plan.gather.row_bytes;
@@ -140,7 +145,7 @@ impl Weights {
                 (stretch, row_in(slot, run[0].0))
             })
             .collect();
-        let (region, result, waited) = self.read_verified(region, &pieces, &stretches);
+        let (region, result, waited) = self.read_verified(region, &pieces, &stretches, cancelled);
         if result.is_ok() {
             for (run, (_, place)) in runs.iter().zip(&stretches) {
                 let row = &region.bytes()[place.clone()];
@@ -154,7 +159,10 @@ impl Weights {
         let group = self.embedding_slice(u64::from(runs[0][0].0)).group;
         let bytes = runs.len() as u64 * slot_bytes;
         self.trace().rows_read(group.0, bytes, waited);
-        result.map_err(|source| self.read_error(group, source))
+        result.map_err(|source| match source {
+            ReadError::GivenUp => LeaseError::Cancelled,
+            source => self.read_error(group, source),
+        })
     }
 
     /// Reads and verifies, again where the bytes differ from those of the first read. Says for how long.
@@ -163,11 +171,12 @@ impl Weights {
         mut region: Region,
         pieces: &[RegionPiece],
         stretches: &[(Stretch, Range<usize>)],
+        cancelled: &dyn Fn() -> bool,
     ) -> (Region, Result<(), ReadError>, Duration) {
         let mut waited = Duration::ZERO;
         let mut is_due = self.checks.as_ref().is_some_and(|checks| checks.is_due());
         for tries in 1.. {
-            let (back, result, time) = self.shared.read_now(region, pieces);
+            let (back, result, time) = self.shared.read_now(region, pieces, cancelled);
             region = back;
             waited += time;
             let (Ok(_), Some(checks)) = (&result, &self.checks) else {

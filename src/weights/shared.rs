@@ -143,6 +143,12 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Until something lands, or it is time to ask whether the step is still wanted.
+    fn wait_briefly<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let landed = self.landed.wait_timeout(state, CANCEL_LOOK_PAUSE);
+        landed.unwrap_or_else(PoisonError::into_inner).0
+    }
+
     /// Performs what the pipeline wants started.
     fn start(&self, state: &mut State) {
         if let Some(homes) = self.homes.get() {
@@ -201,10 +207,13 @@ impl Shared {
         Some(group)
     }
 
-    /// Reads a group again under the same ticket; gives it back where nothing is read any more.
+    /// Reads a group again under the same ticket; gives it back where nobody wants it any more.
     pub(super) fn read_again(&self, done: RegionRead, group: GroupId) -> Result<(), RegionRead> {
         let mut state = self.lock();
         if done.ticket < DIRECT {
+            if state.pipeline.is_stopped() {
+                return Err(done);
+            }
             state.traced_reads.given(done.ticket);
         }
         let Some(links) = &state.links else {
@@ -250,6 +259,8 @@ impl Shared {
                 Err(error) if failed => {
                     state.failures.insert(done.ticket, error);
                 }
+                // Of a step that was abandoned.
+                Err(ReadError::GivenUp) => {}
                 Err(error) => tracing::warn!(%error, "a read between two steps failed; again"),
                 Ok(_) => {}
             }
@@ -326,8 +337,7 @@ impl Shared {
                         return Ok(None);
                     }
                     waited = true;
-                    let landed = self.landed.wait_timeout(state, CANCEL_LOOK_PAUSE);
-                    state = landed.unwrap_or_else(PoisonError::into_inner).0;
+                    state = self.wait_briefly(state);
                     continue;
                 }
             };
@@ -412,16 +422,33 @@ impl Shared {
         self.lock().pipeline.at_border()
     }
 
-    /// Reads into `region` and waits for it.
+    /// Reads into `region` and waits for it. Where the step is cancelled meanwhile, everything that was asked for is given
+    /// up, this read and those of groups: the step has to be abandoned.
     pub(super) fn read_now(
         &self,
         region: Region,
         pieces: &[RegionPiece],
+        cancelled: &dyn Fn() -> bool,
     ) -> (Region, Result<u64, ReadError>, Duration) {
         let began = Instant::now();
         let ticket = self.begin_read(region, pieces);
-        let done = self.wait_read(ticket);
-        (done.region, done.result, began.elapsed())
+        let mut given_up = false;
+        let mut state = self.lock();
+        let done = loop {
+            if let Some(done) = state.reads_landed.remove(&ticket) {
+                break done;
+            }
+            if !given_up && cancelled() {
+                given_up = true;
+                state.links().reader.give_up();
+            }
+            state = self.wait_briefly(state);
+        };
+        let result = match given_up {
+            true => Err(ReadError::GivenUp),
+            false => done.result,
+        };
+        (done.region, result, began.elapsed())
     }
 
     /// Starts a read that `wait_read` waits for, and that its caller verifies.

@@ -48,8 +48,10 @@ pub(super) struct ReadChecks {
     side_files: Vec<Mutex<SideFile>>,
     metrics: Metrics,
     verified_groups: AtomicU64,
-    /// Processor time of the thread that verifies groups, since the last step ended.
+    /// Processor time of the thread that verifies groups, since the last step began or ended.
     verifying_nanoseconds: AtomicU64,
+    /// That this process may use. Asked for once: a pinned thread has one.
+    processors: u32,
 }
 
 struct State {
@@ -94,6 +96,7 @@ impl ReadChecks {
         let side_files: Vec<SideFile> = files.iter().filter_map(side_file).collect();
         let mut tables: Vec<ChecksumTable> = side_files.iter().map(SideFile::read).collect();
         tables.resize_with(files.len(), ChecksumTable::default);
+        metrics.verify_share.set(setting.at_first());
         ReadChecks {
             setting,
             files: files.to_vec(),
@@ -106,6 +109,7 @@ impl ReadChecks {
             metrics: metrics.clone(),
             verified_groups: AtomicU64::new(0),
             verifying_nanoseconds: AtomicU64::new(0),
+            processors: available_processors(),
         }
     }
 
@@ -114,22 +118,32 @@ impl ReadChecks {
         self.lock().share
     }
 
-    /// A step has ended, in which computation waited for weights for so long: chooses the share of the next one's reads.
-    pub(super) fn step_ended(&self, step: Duration, waited: Duration) {
+    /// A step begins: what was verified before is no part of it.
+    pub(super) fn step_begins(&self) {
+        self.take_verifying();
+    }
+
+    /// Processor time since the last call.
+    fn take_verifying(&self) -> Duration {
         let nanoseconds = self.verifying_nanoseconds.swap(0, Ordering::Relaxed);
         let verifying = Duration::from_nanos(nanoseconds);
+        let seconds = verifying.as_secs_f64();
+        self.metrics.verify_seconds_total.inc_by(seconds);
+        verifying
+    }
+
+    /// A step has ended, in which computation waited for weights for so long: chooses the share of the next one's reads.
+    pub(super) fn step_ended(&self, step: Duration, waited: Duration) {
+        let verifying = self.take_verifying();
         let cost = StepCost {
             step,
             waited,
             verifying,
-            processors: available_processors(),
+            processors: self.processors,
         };
         let mut state = self.lock();
         state.share = self.setting.after(state.share, cost);
         self.metrics.verify_share.set(state.share);
-        self.metrics
-            .verify_seconds_total
-            .inc_by(verifying.as_secs_f64());
     }
 
     pub(super) fn verified_groups(&self) -> u64 {
@@ -388,7 +402,11 @@ fn verify(reads: &Receiver<RegionRead>, shared: &Weak<Shared>, checks: &ReadChec
                     }
                     Err(back) => done = back,
                 }
-                done.result = Err(checks.error(mismatch, before + 1));
+                done.result = Err(match before {
+                    CHECKSUM_RETRIES_MAX.. => checks.error(mismatch, before + 1),
+                    // Nobody wants it any more: what it would have been says nothing of the file.
+                    _ => ReadError::GivenUp,
+                });
             }
         }
         shared.read_done(done);

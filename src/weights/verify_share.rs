@@ -5,6 +5,9 @@ use std::time::Duration;
 /// Of a step's time, so much may verifying take under [`VerifyShare::Auto`].
 const COST_MAX: f64 = 0.03;
 
+/// One thread verifies. Where it is busy for more of a step's time than this, steps wait for it.
+const BUSY_MAX: f64 = 0.8;
+
 /// The share never falls below this one: each group still has its turn within some twenty steps.
 const SHARE_MIN: f64 = 0.05;
 
@@ -34,6 +37,16 @@ pub(super) struct StepCost {
 }
 
 impl StepCost {
+    /// The share of the step's time in which the thread that verifies was busy.
+    fn busy(self) -> f64 {
+        let step = self.step.as_secs_f64();
+        if step > 0.0 {
+            self.verifying.as_secs_f64() / step
+        } else {
+            0.0
+        }
+    }
+
     /// The share of the step's time that verifying has added at most: what did not fit into the waiting was taken from
     /// processors that would have computed.
     fn ratio(self) -> f64 {
@@ -66,13 +79,14 @@ impl VerifyShare {
         if let VerifyShare::Fixed(fixed) = self {
             return fixed;
         }
-        let ratio = cost.ratio();
-        let fits = if ratio > 0.0 {
-            share * COST_MAX / ratio
-        } else {
-            1.0
+        // What fits below each bound, if verifying takes time in proportion.
+        let below = |max: f64, now: f64| {
+            if now > 0.0 { share * max / now } else { 1.0 }
         };
-        fits.min(share * GROWTH).clamp(SHARE_MIN, 1.0)
+        below(COST_MAX, cost.ratio())
+            .min(below(BUSY_MAX, cost.busy()))
+            .min(share * GROWTH)
+            .clamp(SHARE_MIN, 1.0)
     }
 }
 
@@ -102,7 +116,7 @@ mod tests {
         check(1.0, cost(10.0, 0.0, 0.5), 1.0);
         check(1.0, cost(10.0, 0.0, 0.6), 1.0);
         // While computation waits, verifying takes nothing from it.
-        check(1.0, cost(10.0, 5.0, 8.0), 1.0);
+        check(1.0, cost(10.0, 5.0, 7.9), 1.0);
         check(1.0, cost(0.0, 0.0, 0.0), 1.0);
     }
 
@@ -112,6 +126,13 @@ mod tests {
         check(1.0, cost(10.0, 0.1, 1.4), 0.5);
         check(0.5, cost(10.0, 0.0, 1.2), 0.25);
         check(1.0, cost(1.0, 0.0, 2.0), SHARE_MIN);
+    }
+
+    /// Then the time in which steps wait is the time that verifying takes.
+    #[test]
+    fn the_thread_that_verifies_is_not_what_steps_wait_for() {
+        check(1.0, cost(1.0, 0.9, 1.0), 0.8);
+        check(0.5, cost(1.0, 0.9, 0.8), 0.5);
     }
 
     #[test]

@@ -81,12 +81,24 @@ pub(crate) fn load(
     seed: u64,
     settings: WeightsSettings,
 ) -> Faulty {
+    load_with(path, request, seed, settings, |reader| reader)
+}
+
+/// The same through a reader that is changed first.
+pub(crate) fn load_with(
+    path: &Path,
+    request: &PlanRequest,
+    seed: u64,
+    settings: WeightsSettings,
+    change: impl FnOnce(FaultyReader) -> FaultyReader,
+) -> Faulty {
     let planned = PlannedModel::open(path, request).unwrap();
     assert!(
         planned.plan.weight_home_bytes(Tier::Storage) > 0,
         "nothing streams"
     );
     let reader = FaultyReader::open(&places(&planned.gguf), seed, Faults::default()).unwrap();
+    let reader = change(reader);
     let control = reader.control();
     let file = ModelFile::Through(Box::new(reader));
     let metrics = Metrics::new();
