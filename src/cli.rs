@@ -40,7 +40,7 @@ pub enum Command {
 
 #[derive(Debug, Args)]
 pub struct ServeArguments {
-    /// The GGUF file
+    /// The GGUF file; of a model in several, any of them
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     #[command(flatten)]
@@ -49,7 +49,7 @@ pub struct ServeArguments {
 
 #[derive(Debug, Args)]
 pub struct GenerateArguments {
-    /// The GGUF file
+    /// The GGUF file; of a model in several, any of them
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// The prompt
@@ -218,7 +218,7 @@ const BENCH_TOKENS_MAX: i64 = 1 << 20;
 
 #[derive(Debug, Args)]
 pub struct BenchDecodeArguments {
-    /// The GGUF file
+    /// The GGUF file; of a model in several, any of them
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// Sequences in every step
@@ -238,7 +238,7 @@ pub struct BenchDecodeArguments {
 
 #[derive(Debug, Args)]
 pub struct BenchPromptArguments {
-    /// The GGUF file
+    /// The GGUF file; of a model in several, any of them
     #[arg(value_name = "MODEL")]
     pub model: Option<PathBuf>,
     /// Tokens of the prompt
@@ -296,7 +296,7 @@ pub struct BenchReportArguments {
 
 #[derive(Debug, Args)]
 pub struct InspectArguments {
-    /// The GGUF file
+    /// The GGUF file; of a model in several, any of them
     #[arg(value_name = "MODEL")]
     pub model: PathBuf,
     /// List the tensors too: type, shape, size and place
@@ -363,7 +363,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 #[derive(Debug, Args)]
 pub struct QuantiseArguments {
-    /// The GGUF file to read
+    /// The GGUF file to read; of a model in several, any of them
     #[arg(value_name = "IN.gguf")]
     pub input: PathBuf,
     /// The file to write

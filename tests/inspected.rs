@@ -8,11 +8,14 @@ mod http;
 mod models;
 #[path = "support/process.rs"]
 mod process;
+#[path = "support/run.rs"]
+mod running;
 #[path = "support/split.rs"]
 mod split;
 
 use models::{RandomOptions, random};
 use process::{run, strata};
+use running::smollm2;
 use serde_json::Value;
 use split::{Dealt, split};
 use std::path::{Path, PathBuf};
@@ -66,12 +69,11 @@ fn the_document_shows_what_the_command_prints() {
     let document = root(DOCUMENT);
     let mut text = std::fs::read_to_string(&document).unwrap();
     let writes = std::env::var_os(WRITE).is_some();
-    for path in tiny().iter().map(String::as_str).chain([FETCHED]) {
-        if !root(path).exists() {
-            eprintln!("skipped: {path} is not here; `make model` fetches it");
-            continue;
-        }
-        let wanted = section(path, &inspect(&[], &root(path)));
+    let of_tiny = tiny().into_iter().map(|path| (root(&path), path));
+    let fetched = (smollm2(), FETCHED.to_owned());
+    for (file, path) in of_tiny.chain([fetched]) {
+        let path = path.as_str();
+        let wanted = section(path, &inspect(&[], &file));
         match place(&text, path) {
             Some(place) if writes => text.replace_range(place, &wanted),
             None if writes => {

@@ -142,6 +142,15 @@ fn every_vocabulary_gives_the_ids_that_llama_cpp_expects() {
         );
     }
     assert!(different.is_empty(), "differ: {different:?}");
+
+    let phi3 = load(&path("phi-3")).expect("it loaded before");
+    let parsed = |text| phi3.encode(text, Special::Parse);
+    let turns = "<|user|>Why?<|end|><|assistant|>";
+    assert_eq!(
+        parsed("<|user|>\n Why?<|end|>\n<|assistant|>\n"),
+        parsed(turns)
+    );
+    assert_ne!(parsed("<s>\nWhy?"), parsed("<s>Why?"));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use strata::estimate::{
     training_json, training_report,
 };
 use strata::gguf::Gguf;
-use strata::gguf::card::read_card;
+use strata::gguf::card::{is_card, read_card};
 use strata::placement::KvType;
 
 /// Settings that say where a model would be served, and so ask how it would be spread over tiers.
@@ -69,11 +69,6 @@ pub(crate) fn estimate(config: &Config, arguments: &EstimateArguments) -> anyhow
         }
     }
     plan.transpose().map(drop)
-}
-
-fn is_card(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|extension| extension == "toml")
 }
 
 fn read(path: &Path) -> Result<Subject, EstimateError> {

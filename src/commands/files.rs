@@ -9,7 +9,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use strata::cli::{InspectArguments, PlanArguments, SynthArguments};
 use strata::config::Config;
-use strata::gguf::card::ShapeCard;
+use strata::gguf::card::{ShapeCard, is_card};
 use strata::gguf::{Gguf, NewFile};
 use strata::inspect::Lists;
 use strata::placement::{report_gains, report_gains_json};
@@ -18,9 +18,7 @@ use strata::{inspect, synth};
 /// `strata plan`: where every group would rest, and how fast that would be.
 pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result<()> {
     let path = &arguments.target;
-    let is_card = path
-        .extension()
-        .is_some_and(|extension| extension == "toml");
+    let is_card = is_card(path);
     let gguf = match is_card {
         true => ShapeCard::open(path)?.index(),
         false => Gguf::open(path).with_context(|| path.display().to_string())?,

@@ -3,7 +3,9 @@
 use super::subject::Transformer;
 use super::{EstimateError, Figure, Subject, SubjectKind, in_64_bits, total};
 use crate::gguf::{Mixture, TensorType};
-use crate::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates, Tier, plan};
+use crate::placement::{
+    DeviceKind, ExecutorChoice, KvSplit, KvType, Plan, PlanRequest, Rates, Tier, WindowPages, plan,
+};
 
 /// Contexts for which the KV cache is listed, as far as the model was trained for them.
 const CONTEXTS: [u32; 4] = [2048, 8192, 32_768, 131_072];
@@ -44,9 +46,46 @@ pub struct QuantisedSize {
 pub struct KvCache {
     /// For the request's context and sequences.
     pub figure: Figure,
+    /// Of the layers that see all positions.
     pub token_bytes: u64,
+    /// Of the layers that see a window, where there are such.
+    pub window: Option<KvWindow>,
     /// Tokens of a sequence, and the bytes of one such sequence.
     pub of_context: Vec<(u32, u64)>,
+}
+
+/// The KV cache that does not grow with the context: positions that have left the window are written over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvWindow {
+    pub layers: u64,
+    /// Layers that see all positions.
+    pub other_layers: u64,
+    /// Tokens that are seen.
+    pub positions: u32,
+    /// Of one sequence of the context that the model was trained for.
+    pub bytes: u64,
+}
+
+impl InferenceRequest {
+    /// With room for all of it in one memory.
+    pub(super) fn of_plan(&self) -> PlanRequest {
+        PlanRequest {
+            device: DeviceKind::Cpu,
+            device_budget: None,
+            host_budget: ENOUGH,
+            context: self.context,
+            parallel: self.parallel,
+            kv_type: self.kv_type,
+            step_width: self.step_width,
+            read_alignment: 4096,
+            slice_bytes: None,
+            ring_entries: None,
+            executor: ExecutorChoice::Auto,
+            map_file: true,
+            rates: Rates::default(),
+            rates_card: None,
+        }
+    }
 }
 
 /// What serving takes.
@@ -88,6 +127,75 @@ pub fn inference(
         ),
     };
     finish(weights, quantised, kv, activations)
+}
+
+/// `planned` is what the plan of `request` has; the cache of other contexts is that of their plans.
+fn kv_cache(
+    model: &Transformer,
+    request: &PlanRequest,
+    planned: &Plan,
+) -> Result<KvCache, EstimateError> {
+    let shape = &model.shape;
+    let of_one = |context| -> Result<KvSplit, EstimateError> {
+        let request = PlanRequest {
+            context,
+            parallel: 1,
+            step_width: Some(planned.step_width),
+            ..request.clone()
+        };
+        Ok(plan(&model.gguf, shape, &request)?.kv)
+    };
+    let trained = shape.context_length;
+    let mut contexts: Vec<u32> = CONTEXTS
+        .into_iter()
+        .filter(|&tokens| tokens < trained)
+        .collect();
+    contexts.push(trained);
+
+    let planned = planned.kv;
+    let token_bytes = planned.page_bytes / u64::from(planned.page_tokens);
+    let (parallel, context) = (request.parallel, request.context);
+    let grows = format!("{parallel} x {context} tokens x {token_bytes} bytes");
+    let pages = format!("in pages of {} tokens", planned.page_tokens);
+    let (formula, window) = match (planned.window, shape.window) {
+        (Some(planned), Some(window)) => {
+            let sees_window = |&layer: &usize| window.of_layer(layer).is_some();
+            let all = shape.head_count_kv.len();
+            let layers = (0..all).filter(sees_window).count();
+            let WindowPages {
+                pages_of_sequence,
+                page_bytes,
+                ..
+            } = planned;
+            let formula = format!(
+                "{grows} ({} layers) + {parallel} x {pages_of_sequence} pages x {page_bytes} bytes \
+                 ({layers} layers, a window of {} tokens and a step), {pages}",
+                all - layers,
+                window.positions
+            );
+            // The trained context may be longer than the request's.
+            let most = of_one(trained)?.window.map_or(0, |of_trained| {
+                page_bytes.saturating_mul(of_trained.pages_of_sequence.into())
+            });
+            let window = KvWindow {
+                layers: layers as u64,
+                other_layers: (all - layers) as u64,
+                positions: window.positions,
+                bytes: most,
+            };
+            (formula, Some(window))
+        }
+        _ => (format!("{grows}, {pages}"), None),
+    };
+    Ok(KvCache {
+        figure: Figure::new("KV cache", formula, planned.bytes().into())?,
+        token_bytes,
+        window,
+        of_context: contexts
+            .into_iter()
+            .map(|tokens| Ok((tokens, of_one(tokens)?.bytes())))
+            .collect::<Result<_, EstimateError>>()?,
+    })
 }
 
 fn finish(
@@ -140,26 +248,8 @@ impl Subject {
 
 impl Transformer {
     fn inference(&self, request: &InferenceRequest) -> Result<Inference, EstimateError> {
-        let plan = plan(
-            &self.gguf,
-            &self.shape,
-            &PlanRequest {
-                device: DeviceKind::Cpu,
-                device_budget: None,
-                host_budget: ENOUGH,
-                context: request.context,
-                parallel: request.parallel,
-                kv_type: request.kv_type,
-                step_width: request.step_width,
-                read_alignment: 4096,
-                slice_bytes: None,
-                ring_entries: None,
-                executor: ExecutorChoice::Auto,
-                map_file: true,
-                rates: Rates::default(),
-                rates_card: None,
-            },
-        )?;
+        let of_plan = request.of_plan();
+        let plan = plan(&self.gguf, &self.shape, &of_plan)?;
         let weights = Figure::new(
             "weights",
             "each tensor: rows x blocks of a row x bytes of a block",
@@ -180,32 +270,7 @@ impl Transformer {
                 })
             })
             .collect::<Result<_, EstimateError>>()?;
-        let token_bytes = plan.kv.page_bytes / u64::from(plan.kv.page_tokens);
-        let page = |context: u32| {
-            let pages = u128::from(context.div_ceil(plan.kv.page_tokens));
-            pages * u128::from(plan.kv.page_bytes)
-        };
-        let trained = self.shape.context_length;
-        let mut contexts: Vec<u32> = CONTEXTS
-            .into_iter()
-            .filter(|&tokens| tokens < trained)
-            .collect();
-        contexts.push(trained);
-        let kv = KvCache {
-            figure: Figure::new(
-                "KV cache",
-                format!(
-                    "{} x {} tokens x {token_bytes} bytes, in pages of {} tokens",
-                    request.parallel, request.context, plan.kv.page_tokens
-                ),
-                u128::from(plan.kv.pages) * u128::from(plan.kv.page_bytes),
-            )?,
-            token_bytes,
-            of_context: contexts
-                .into_iter()
-                .map(|tokens| Ok((tokens, in_64_bits("the KV cache", page(tokens))?)))
-                .collect::<Result<_, EstimateError>>()?,
-        };
+        let kv = kv_cache(self, &of_plan, &plan)?;
         finish(weights, quantised, Some(kv), activations)
     }
 

@@ -18,7 +18,7 @@ mod training;
 #[cfg(test)]
 mod tests;
 
-pub use inference::{Inference, InferenceRequest, KvCache, QuantisedSize, inference};
+pub use inference::{Inference, InferenceRequest, KvCache, KvWindow, QuantisedSize, inference};
 pub use report::{inference_json, inference_report, training_json, training_report};
 pub use subject::{Subject, SubjectKind, Transformer};
 pub use techniques::{Technique, techniques};
@@ -90,19 +90,18 @@ fn total(figures: &[Figure]) -> Result<u64, EstimateError> {
     in_64_bits("all of it", sum)
 }
 
-/// A size in binary units: 1 MB is 2^20 bytes, 1 GB is 2^30. In megabytes up to 10 GB, so that what models of nearly the
-/// same size take can be compared.
+/// A size as estimates print it: in MiB up to 10 GiB, so that what models of nearly the same size take can be compared.
 pub fn binary_size(bytes: u64) -> String {
-    const KB: f64 = 1024.0;
-    const MB: f64 = KB * KB;
-    const GB: f64 = MB * KB;
+    const KIB: f64 = 1024.0;
+    const MIB: f64 = KIB * KIB;
+    const GIB: f64 = MIB * KIB;
     let size = bytes as f64;
-    if size >= 10.0 * GB {
-        format!("{:.1} GB", size / GB)
-    } else if size >= 0.1 * MB {
-        format!("{:.1} MB", size / MB)
-    } else if size >= KB {
-        format!("{:.1} KB", size / KB)
+    if size >= 10.0 * GIB {
+        format!("{:.1} GiB", size / GIB)
+    } else if size >= 0.1 * MIB {
+        format!("{:.1} MiB", size / MIB)
+    } else if size >= KIB {
+        format!("{:.1} KiB", size / KIB)
     } else {
         format!("{bytes} B")
     }

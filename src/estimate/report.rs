@@ -5,7 +5,7 @@ use crate::inspect::grouped;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-const NAME_COLUMNS: usize = 34;
+const NAME_COLUMNS: usize = 38;
 
 /// What serving takes, as a table.
 pub fn inference_report(subject: &Subject, inference: &Inference) -> String {
@@ -29,7 +29,7 @@ pub fn training_report(
 
 fn heading(subject: &Subject) -> String {
     format!(
-        "{}: P = {} parameters (1 MB = 2^20 bytes, 1 GB = 2^30)\n",
+        "{}: P = {} parameters (1 MiB = 2^20 bytes, 1 GiB = 2^30)\n",
         subject.name.escape_debug(),
         grouped(subject.parameters)
     )
@@ -63,11 +63,23 @@ fn write_inference(text: &mut String, inference: &Inference) -> std::fmt::Result
         write_line(text, size.name, size.bytes, "")?;
     }
     if let Some(kv) = &inference.kv {
-        writeln!(
+        write!(
             text,
             "\nKV cache of one sequence: layers x KV heads x (key + value elements) x bytes of one = {} bytes a token",
             grouped(kv.token_bytes)
         )?;
+        match &kv.window {
+            None => writeln!(text)?,
+            Some(window) => writeln!(
+                text,
+                " in the {} layers that grow with the context; the other {} keep a window of {} tokens and a step, \
+                 at most {} bytes",
+                window.other_layers,
+                window.layers,
+                grouped(window.positions.into()),
+                grouped(window.bytes)
+            )?,
+        }
         for (tokens, bytes) in &kv.of_context {
             write_line(text, &format!("{tokens} tokens"), *bytes, "")?;
         }
@@ -157,6 +169,11 @@ pub fn inference_json(subject: &Subject, inference: &Inference) -> Value {
                 "bytes": kv.figure.bytes,
                 "formula": kv.figure.formula,
                 "token_bytes": kv.token_bytes,
+                "window": kv.window.map(|window| json!({
+                    "layers": window.layers,
+                    "positions": window.positions,
+                    "bytes": window.bytes,
+                })),
                 "by_context": kv.of_context.iter().map(|(tokens, bytes)| {
                     json!({"tokens": tokens, "bytes": bytes})
                 }).collect::<Vec<_>>(),

@@ -31,10 +31,10 @@ fn parts(training: &Training) -> Vec<(&'static str, u64)> {
 #[test]
 fn adam_takes_sixteen_bytes_for_each_parameter() {
     for (parameters, size) in [
-        (1_000_000u64, "15.3 MB"),
-        (7_000_000, "106.8 MB"),
-        (70_000_000, "1068.1 MB"),
-        (1_000_000_000, "14.9 GB"),
+        (1_000_000u64, "15.3 MiB"),
+        (7_000_000, "106.8 MiB"),
+        (70_000_000, "1068.1 MiB"),
+        (1_000_000_000, "14.9 GiB"),
     ] {
         let subject = subject(&format!("parameters = {parameters}"));
         let training = training(&subject, &request(1)).unwrap();
@@ -257,7 +257,7 @@ fn serving_takes_weights_cache_and_activations() {
         step_width: Some(64),
     };
     let inference = inference(&llama, &request).unwrap();
-    assert_eq!(binary_size(inference.weights.bytes), "4685.3 MB");
+    assert_eq!(binary_size(inference.weights.bytes), "4685.3 MiB");
     let size = |name: &str| {
         let found = inference.quantised.iter().find(|size| size.name == name);
         found.unwrap().bytes
@@ -292,6 +292,55 @@ fn serving_takes_weights_cache_and_activations() {
     )
     .unwrap();
     assert_eq!(perceptron.total_bytes, 4_300_832 + 64 * 2048 * 4);
+}
+
+#[test]
+fn layers_with_a_window_do_not_grow_with_the_context() {
+    use crate::placement::{KvType, plan};
+    let gemma = card("gemma-3-27b.toml");
+    let SubjectKind::Transformer(model) = &gemma.kind else {
+        panic!("{gemma:?}");
+    };
+    // 10 layers of 62 see everything. The others keep the window and a step, neither of which starts with a page.
+    let (layer, page) = (16 * (128 + 128) * 2, 32);
+    let window_pages = (1024u64 - 1 + 64).div_ceil(page) + 1;
+    let with = |context: u64| {
+        let pages = context.div_ceil(page);
+        (10 * pages + 52 * pages.min(window_pages)) * page * layer
+    };
+    for (context, parallel) in [(256, 1), (8192, 1), (8192, 3), (131_072, 2)] {
+        let request = InferenceRequest {
+            context,
+            parallel,
+            kv_type: KvType::F16,
+            step_width: Some(64),
+        };
+        let needs = inference(&gemma, &request).unwrap();
+        let kv = needs.kv.as_ref().unwrap();
+        assert_eq!(kv.token_bytes, 10 * layer);
+        assert_eq!(
+            kv.figure.bytes,
+            u64::from(parallel) * with(u64::from(context))
+        );
+        let plan = plan(&model.gguf, &model.shape, &request.of_plan()).unwrap();
+        assert_eq!(kv.figure.bytes, plan.kv.bytes());
+        let scratch: u64 = plan.scratch.iter().map(|item| item.bytes).sum();
+        assert_eq!(
+            needs.total_bytes,
+            needs.weights.bytes + plan.kv.bytes() + scratch
+        );
+        // Whatever context is asked for.
+        let listed = [2048, 8192, 32_768, 131_072].map(|tokens| (tokens, with(tokens.into())));
+        assert_eq!(kv.of_context, listed);
+        let report = inference_report(&gemma, &needs);
+        for part in [
+            "(10 layers)",
+            "(52 layers, a window of 1024 tokens and a step)",
+            "= 81,920 bytes a token in the 10 layers that grow with the context; the other 52 keep a window of 1,024",
+        ] {
+            assert!(report.contains(part), "{report}");
+        }
+    }
 }
 
 #[test]

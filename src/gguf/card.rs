@@ -144,6 +144,12 @@ impl ShapeCard {
     }
 }
 
+/// Whether a path names a card, and not a model's file.
+pub fn is_card(path: &Path) -> bool {
+    path.extension()
+        .is_some_and(|extension| extension == "toml")
+}
+
 /// The text of a card: a regular file of no more than a card's size.
 pub fn read_card(path: &Path) -> Result<String, CardError> {
     let read = || {

@@ -244,7 +244,7 @@ fn encode(floats: &[f32], to: TensorType) -> Vec<u8> {
     })
 }
 
-pub(crate) const fn candle_type(kind: TensorType) -> GgmlDType {
+pub(super) const fn candle_type(kind: TensorType) -> GgmlDType {
     match kind {
         TensorType::F32 => GgmlDType::F32,
         TensorType::F16 => GgmlDType::F16,

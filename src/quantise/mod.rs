@@ -16,8 +16,6 @@ mod conversion;
 mod tests;
 
 pub use chunks::THREAD_BYTES_MAX;
-#[cfg(test)]
-pub(crate) use chunks::candle_type;
 pub use conversion::Conversion;
 
 use crate::gguf::{GgufError, NewFile, NewFileError, TensorType};

@@ -5,11 +5,12 @@ use super::end_tokens;
 use super::pre_patterns::{Bos, FALLBACK, Known, known};
 use super::pre_tokenizer::PreTokenizer;
 use super::sentence_pieces::SentencePieces;
-use super::special_tokens::SpecialTokens;
+use super::special_tokens::{SpaceAfter, SpecialTokens};
 use super::vocabulary::{Kind, Spelling, TOKEN_TYPE, TOKENS, Vocabulary, byte_of};
 use super::{Method, Tokenizer, TokenizerError};
 use crate::gguf::Metadata;
 
+const NAME: &str = "general.name";
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE: &str = "tokenizer.ggml.pre";
 const SCORES: &str = "tokenizer.ggml.scores";
@@ -59,8 +60,9 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<Tokenizer, TokenizerError
     }
     let end_of_generation = end_tokens::find(metadata, &mut vocabulary, eos)?;
     let add_space_prefix = metadata.bool(ADD_SPACE_PREFIX)?.unwrap_or(true);
+    let space_after = SpaceAfter::of_model(metadata.string(NAME)?.unwrap_or_default());
     Ok(Tokenizer {
-        specials: SpecialTokens::new(&vocabulary),
+        specials: SpecialTokens::new(&vocabulary, space_after),
         vocabulary,
         method,
         bos,

@@ -6,7 +6,7 @@
 //! such case.
 
 use super::vocabulary::Spelling;
-use Cut::{At, Threes};
+use Cut::{At, PowersOfTwo, Threes};
 
 /// What a name stands for.
 #[derive(Clone, Copy)]
@@ -24,6 +24,9 @@ pub(super) enum Cut {
     At(&'static str),
     /// Around each match of a pattern, and each match into groups of three characters counted from its end.
     Threes(&'static str),
+    /// Around each match of a pattern, and white space that is matched by `\s+` at its end into powers of two characters,
+    /// at most 512, the longest first.
+    PowersOfTwo(&'static str),
 }
 
 /// Words that become a piece as they stand, whatever the merges say.
@@ -159,7 +162,7 @@ pub(super) const NAMES: &[(&[&str], Known)] = &[
         &["minicpm5"],
         Known::cut(&[At(r"\p{N}{1,3}"), At(LLAMA3)]).whole_words(WholeWords::All),
     ),
-    (&["jais-2"], Known::cut(&[At(JAIS2)])),
+    (&["jais-2"], Known::cut(&[PowersOfTwo(JAIS2)])),
     (
         &[
             "qwen2",
@@ -317,10 +320,10 @@ const LLAMA3: &str = concat!(
     contraction!(),
     r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 );
-/// `\s{512}(?!\S)|\s{256}(?!\S)|...|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}` at the end.
+/// For `\s{512}(?!\S)|\s{256}(?!\S)|...|\s{4}(?!\S)|\s{1,2}(?!\S)|\s{1}` at the end.
 const JAIS2: &str = concat!(
     contraction!(),
-    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s{1,513}"
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 );
 const QWEN2: &str = concat!(
     contraction!(),

@@ -23,7 +23,12 @@ enum Stage {
     },
     /// Groups of three, counted from the end of each run.
     Threes(Regex),
+    /// White space in powers of two: Jais 2 lists them.
+    PowersOfTwo(Regex),
 }
+
+/// The most characters of white space in a word of Jais 2.
+const POWER_MAX: usize = 512;
 
 /// How a match of white space ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,8 +39,6 @@ enum Spaces {
     GiveBack,
     /// The same, but a run that ends in a line break is matched by an alternative of its own, and stays whole.
     GiveBackButLineBreaks,
-    /// After a power of two characters, 512 at most: Jais 2 lists them, the longest first.
-    PowerOfTwo,
 }
 
 impl PreTokenizer {
@@ -74,9 +77,7 @@ impl Stage {
         match *cut {
             Cut::At(pattern) => Stage::Matches {
                 pattern: compiled(pattern),
-                spaces: if pattern.ends_with(r"|\s{1,513}") {
-                    Spaces::PowerOfTwo
-                } else if !pattern.ends_with(r"|\s+") {
+                spaces: if !pattern.ends_with(r"|\s+") {
                     Spaces::Whole
                 } else if pattern.contains(r"|\s*[\r\n]") {
                     Spaces::GiveBackButLineBreaks
@@ -85,12 +86,14 @@ impl Stage {
                 },
             },
             Cut::Threes(pattern) => Stage::Threes(compiled(pattern)),
+            Cut::PowersOfTwo(pattern) => Stage::PowersOfTwo(compiled(pattern)),
         }
     }
 
     /// Cuts `text` into matches and the gaps between them.
     fn cut<'t>(&self, text: &'t str, fragment: &mut dyn FnMut(&'t str)) {
-        let (Stage::Matches { pattern, .. } | Stage::Threes(pattern)) = self;
+        let (Stage::Matches { pattern, .. } | Stage::Threes(pattern) | Stage::PowersOfTwo(pattern)) =
+            self;
         let mut position = 0;
         while let Some(found) = pattern.find_at(text, position) {
             if found.start() > position {
@@ -105,6 +108,13 @@ impl Stage {
                 Stage::Threes(_) => {
                     in_threes(found.as_str(), fragment);
                     found.end()
+                }
+                // The whole run at once: what is matched is never looked at again, however long it is.
+                Stage::PowersOfTwo(_) => {
+                    let spaces = Spaces::GiveBackButLineBreaks;
+                    let end = spaces.end_of(text, found.start(), found.end());
+                    in_powers_of_two(&text[found.start()..end], fragment);
+                    end
                 }
             };
         }
@@ -129,14 +139,6 @@ impl Spaces {
         let may_be_shorter = end < text.len() && shorter > start;
         match self {
             Spaces::GiveBack | Spaces::GiveBackButLineBreaks if may_be_shorter => shorter,
-            Spaces::PowerOfTwo => {
-                let run = &text[start..end];
-                let most = run.chars().count() - usize::from(may_be_shorter);
-                let power = (1 << most.ilog2()).min(512);
-                run.char_indices()
-                    .nth(power)
-                    .map_or(end, |(place, _)| start + place)
-            }
             _ => end,
         }
     }
@@ -155,10 +157,29 @@ fn in_threes<'t>(run: &'t str, group: &mut dyn FnMut(&'t str)) {
     group(&run[start..]);
 }
 
+/// White space without line breaks is cut, the longest power first; every other match stays whole.
+fn in_powers_of_two<'t>(matched: &'t str, group: &mut dyn FnMut(&'t str)) {
+    let is_cut = |character: char| character.is_whitespace() && !matches!(character, '\r' | '\n');
+    if !matched.chars().next_back().is_some_and(is_cut) {
+        return group(matched);
+    }
+    let mut rest = matched;
+    let mut count = matched.chars().count();
+    while count > 0 {
+        let power = (1 << count.ilog2()).min(POWER_MAX);
+        let place = rest.char_indices().nth(power);
+        let (first, others) = rest.split_at(place.map_or(rest.len(), |(place, _)| place));
+        group(first);
+        rest = others;
+        count -= power;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::pre_patterns::{NAMES, known};
     use super::*;
+    use std::time::{Duration, Instant};
 
     fn named(name: &str) -> PreTokenizer {
         PreTokenizer::new(&known(name).unwrap())
@@ -284,6 +305,9 @@ mod tests {
         check(513, "x", &[512, 2]);
         check(1100, "", &[512, 512, 64, 8, 4]);
         check(3, "\nx", &[4, 1]);
+        check(1100, "x", &[512, 512, 64, 8, 2, 1, 2]);
+        check(1100, "7", &[512, 512, 64, 8, 2, 1, 1, 1]);
+        check(1100, "\n", &[1101]);
     }
 
     #[test]
@@ -316,5 +340,29 @@ mod tests {
         }
         let text = format!("{spaces}x");
         check("qwen2", &text, &[&spaces[1..], " x"]);
+    }
+
+    /// Where each word were found by a look at the rest of the run, these would take minutes.
+    #[test]
+    fn long_runs_take_time_in_proportion_to_their_length() {
+        const LIMIT: Duration = Duration::from_secs(5);
+        let short = ["\t", "\u{a0}", "\n", "\n ", "a", "aA", "1", "日", "!", " x"];
+        let runs = short.map(|part| (part, 1 << 17));
+        for (names, known) in NAMES {
+            let pre_tokenizer = PreTokenizer::new(known);
+            for (part, bytes) in runs.into_iter().chain([(" ", 3 << 20)]) {
+                let text = part.repeat(bytes / part.len()) + "x";
+                let (start, mut length) = (Instant::now(), 0);
+                pre_tokenizer.split(&text, &mut |word| {
+                    length += word.len();
+                    let spent = start.elapsed();
+                    assert!(
+                        spent < LIMIT,
+                        "{names:?}: {length} bytes of {part:?} in {spent:?}"
+                    );
+                });
+                assert_eq!(length, text.len(), "{names:?}: {part:?}");
+            }
+        }
     }
 }

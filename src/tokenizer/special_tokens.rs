@@ -23,7 +23,32 @@ pub(super) enum Fragment {
     Token(u32),
 }
 
+/// What becomes of white space that follows a special token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SpaceAfter {
+    Kept,
+    /// Phi-3: it is left out, but for after `<unk>`, `<s>` and `<|endoftext|>`. Their files do not say so.
+    Dropped,
+}
+
+impl SpaceAfter {
+    /// By `general.name`, as llama.cpp tells these models.
+    pub(super) fn of_model(name: &str) -> SpaceAfter {
+        let name = name.to_ascii_lowercase();
+        match name.contains("phi-3") || name.contains("phi3") {
+            true => SpaceAfter::Dropped,
+            false => SpaceAfter::Kept,
+        }
+    }
+
+    fn is_dropped(self, token: &[u8]) -> bool {
+        const KEPT: [&[u8]; 3] = [b"<unk>", b"<s>", b"<|endoftext|>"];
+        self == SpaceAfter::Dropped && !KEPT.contains(&token)
+    }
+}
+
 pub(super) struct SpecialTokens {
+    space_after: SpaceAfter,
     /// Ids in the order of their texts.
     sorted: Vec<u32>,
     /// The first bytes of their texts.
@@ -31,7 +56,7 @@ pub(super) struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    pub(super) fn new(vocabulary: &Vocabulary) -> SpecialTokens {
+    pub(super) fn new(vocabulary: &Vocabulary, space_after: SpaceAfter) -> SpecialTokens {
         let mut sorted: Vec<u32> = (0..vocabulary.len() as u32)
             .filter(|&id| {
                 matches!(
@@ -45,7 +70,11 @@ impl SpecialTokens {
         for &id in &sorted {
             first[usize::from(vocabulary.piece(id)[0])] = true;
         }
-        SpecialTokens { sorted, first }
+        SpecialTokens {
+            space_after,
+            sorted,
+            first,
+        }
     }
 
     /// Cuts `text` into special tokens and the text between them. `may_be_control` says whether a control (or
@@ -75,7 +104,11 @@ impl SpecialTokens {
             }
             fragments.push(Fragment::Token(id));
             position = end;
-            text_start = end;
+            if self.space_after.is_dropped(vocabulary.piece(id)) {
+                let is_space = |byte: &&u8| matches!(byte, b'\t'..=b'\r' | b' ');
+                position += bytes[end..].iter().take_while(is_space).count();
+            }
+            text_start = position;
         }
         if text_start < bytes.len() {
             fragments.push(Fragment::Text(text_start..bytes.len()));
@@ -134,12 +167,27 @@ mod tests {
     use super::super::vocabulary::Spelling;
     use super::*;
 
+    #[track_caller]
     fn check(tokens: &[(&str, i64)], text: &str, special: Special, expected: &[&str]) {
+        check_of("a model", tokens, text, special, expected);
+    }
+
+    #[track_caller]
+    fn check_of(
+        name: &str,
+        tokens: &[(&str, i64)],
+        text: &str,
+        special: Special,
+        expected: &[&str],
+    ) {
         let texts: Vec<String> = tokens.iter().map(|t| t.0.to_string()).collect();
         let types: Vec<i64> = tokens.iter().map(|t| t.1).collect();
         let vocabulary = Vocabulary::new(&texts, Some(&types), Spelling::ByteLevel).unwrap();
-        let fragments = SpecialTokens::new(&vocabulary)
-            .partition(&vocabulary, text, |_, _| special == Special::Parse);
+        let fragments = SpecialTokens::new(&vocabulary, SpaceAfter::of_model(name)).partition(
+            &vocabulary,
+            text,
+            |_, _| special == Special::Parse,
+        );
         let shown: Vec<String> = fragments
             .into_iter()
             .map(|f| match f {
@@ -176,5 +224,20 @@ mod tests {
         check(&tokens, "<unk><s", Special::Parse, &["#4", "<s"]);
         check(&tokens, "", Special::Parse, &[]);
         check(&[("a", 1)], "a<s>", Special::Parse, &["a<s>"]);
+    }
+
+    #[test]
+    fn white_space_after_the_special_tokens_of_phi_3_is_left_out() {
+        let tokens = [("<s>", 3), ("<|user|>", 3), ("</s>", 4)];
+        let text = "<s> <|user|>\n\x0b a\n<|user|> \t<|user|>\n";
+        let dropped = ["#0", " ", "#1", "a\n", "#1", "#1"];
+        for name in ["Phi3", "Phi-3-mini", "microsoft phi-3.5"] {
+            check_of(name, &tokens, text, Special::Parse, &dropped);
+        }
+        let kept = ["#0", " ", "#1", "\n\x0b a\n", "#1", " \t", "#1", "\n"];
+        check(&tokens, text, Special::Parse, &kept);
+        // What is plain text keeps its white space.
+        let plain = ["<|user|> a ", "#2", "b"];
+        check_of("phi3", &tokens, "<|user|> a </s> b", Special::Text, &plain);
     }
 }

@@ -1,13 +1,13 @@
 //! What files may say in more than one way: a value for all layers or one for each, more rows of the embedding than
 //! tokens, a head of its own or the embedding, version 2 or 3.
 
-use crate::models::{RandomOptions, random, write};
+use crate::models::{RandomOptions, pad, parts, random, write};
 use crate::run::{Sequence, all_resident, load, log_probabilities, settings};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::collections::HashMap;
 use std::path::Path;
-use strata::gguf::{Gguf, Header, Metadata, TensorShape, TensorType};
+use strata::gguf::{Gguf, Header, TensorShape, TensorType};
 use strata::model::PlannedModel;
 use strata::placement::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Tier};
 
@@ -52,22 +52,6 @@ fn placements(host_budget: u64) -> [PlanRequest; 4] {
     [mapped, copied, streamed, emulated]
 }
 
-/// The metadata and the tensors of a file.
-fn parts(path: &Path) -> (Metadata, Vec<TensorShape>, HashMap<String, Vec<u8>>) {
-    let gguf = Gguf::open(path).unwrap();
-    let content = std::fs::read(path).unwrap();
-    let shapes = gguf
-        .tensors
-        .iter()
-        .map(|tensor| TensorShape::new(&tensor.name, tensor.kind, tensor.dimensions.clone()));
-    let bytes = gguf.tensors.iter().map(|tensor| {
-        let start = tensor.file_offset as usize;
-        let bytes = content[start..start + tensor.bytes as usize].to_vec();
-        (tensor.name.clone(), bytes)
-    });
-    (gguf.metadata.clone(), shapes.collect(), bytes.collect())
-}
-
 #[test]
 fn a_file_of_version_2_is_the_same_model() {
     let folder = tempfile::tempdir().unwrap();
@@ -102,22 +86,7 @@ fn an_embedding_may_have_more_rows_than_tokens() {
             ..RandomOptions::default()
         };
         let tokens = random(&path, &options).len();
-        let (metadata, mut shapes, mut bytes) = parts(&path);
-        assert_eq!(
-            shapes.iter().any(|shape| shape.name == "output.weight"),
-            !tied
-        );
-        for shape in &mut shapes {
-            if ["token_embd.weight", "output.weight"].contains(&shape.name.as_str()) {
-                shape.dimensions[1] += PADDING as u64;
-                let row_bytes = shape.kind.row_bytes(shape.dimensions[0]).unwrap() as usize;
-                let rows = bytes.get_mut(&shape.name).unwrap();
-                rows.extend(vec![0; PADDING * row_bytes]);
-            }
-        }
-        write(&padded_path, &metadata, &shapes, |shape| {
-            bytes[&shape.name].clone()
-        });
+        pad(&path, &padded_path, &[0.0; PADDING]);
         let [.., streamed, _] = placements(420 << 10);
         assert!(streams(&path, &streamed) && streams(&padded_path, &streamed));
         for request in placements(420 << 10) {

@@ -11,7 +11,9 @@ use std::path::Path;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
-use strata::gguf::{Architecture, Header, LayerSizes, Metadata, TensorShape, TensorType, Value};
+use strata::gguf::{
+    Architecture, Gguf, Header, LayerSizes, Metadata, TensorShape, TensorType, Value,
+};
 use strata::synth::{fill_floats, fill_random};
 
 /// The chat template of ChatML models, with the control tokens below.
@@ -519,6 +521,42 @@ impl Shape {
         }
         tensors
     }
+}
+
+/// The metadata and the tensors of a file.
+pub fn parts(path: &Path) -> (Metadata, Vec<TensorShape>, HashMap<String, Vec<u8>>) {
+    let gguf = Gguf::open(path).unwrap();
+    let content = std::fs::read(path).unwrap();
+    let shapes = gguf
+        .tensors
+        .iter()
+        .map(|tensor| TensorShape::new(&tensor.name, tensor.kind, tensor.dimensions.clone()));
+    let bytes = gguf.tensors.iter().map(|tensor| {
+        let start = tensor.file_offset as usize;
+        let bytes = content[start..start + tensor.bytes as usize].to_vec();
+        (tensor.name.clone(), bytes)
+    });
+    (gguf.metadata.clone(), shapes.collect(), bytes.collect())
+}
+
+/// Writes the model of F32 matrices at `path` to `output`, with more rows of the embedding and of the head than tokens: one
+/// for each of `padding`, which all its elements are.
+pub fn pad(path: &Path, output: &Path, padding: &[f32]) {
+    let (metadata, mut shapes, mut bytes) = parts(path);
+    for shape in &mut shapes {
+        if ["token_embd.weight", "output.weight"].contains(&shape.name.as_str()) {
+            assert_eq!(shape.kind, TensorType::F32, "{}", shape.name);
+            let columns = shape.dimensions[0] as usize;
+            shape.dimensions[1] += padding.len() as u64;
+            let rows = bytes.get_mut(&shape.name).unwrap();
+            for element in padding {
+                rows.extend(element.to_le_bytes().repeat(columns));
+            }
+        }
+    }
+    write(output, &metadata, &shapes, |shape| {
+        bytes[&shape.name].clone()
+    });
 }
 
 /// Writes a file whose tensors hold what `data` returns.

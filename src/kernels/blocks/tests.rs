@@ -1,16 +1,33 @@
 use candle_core::Device;
-use candle_core::quantized::ggml_file::qtensor_from_ggml;
+use candle_core::quantized::{GgmlDType, ggml_file::qtensor_from_ggml};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::quantise::candle_type;
 
 fn dequantised(kind: TensorType, bytes: &[u8]) -> Vec<f32> {
     let elements = bytes.len() / kind.block_bytes() * kind.block_elements();
     let mut out = vec![f32::NAN; elements];
     dequantise_row(kind, bytes, &mut out);
     out
+}
+
+fn candle_type(kind: TensorType) -> GgmlDType {
+    match kind {
+        TensorType::F32 => GgmlDType::F32,
+        TensorType::F16 => GgmlDType::F16,
+        TensorType::BF16 => GgmlDType::BF16,
+        TensorType::Q4_0 => GgmlDType::Q4_0,
+        TensorType::Q4_1 => GgmlDType::Q4_1,
+        TensorType::Q5_0 => GgmlDType::Q5_0,
+        TensorType::Q5_1 => GgmlDType::Q5_1,
+        TensorType::Q8_0 => GgmlDType::Q8_0,
+        TensorType::Q2K => GgmlDType::Q2K,
+        TensorType::Q3K => GgmlDType::Q3K,
+        TensorType::Q4K => GgmlDType::Q4K,
+        TensorType::Q5K => GgmlDType::Q5K,
+        TensorType::Q6K => GgmlDType::Q6K,
+    }
 }
 
 #[test]
