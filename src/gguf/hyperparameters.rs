@@ -137,8 +137,9 @@ impl Hyperparameters {
         })
     }
 
-    /// How many tables of rope angles a step has: layers with a window have one of their own.
-    pub fn rope_tables(&self) -> u32 {
+    /// How many kinds of layers there are: those that see everything, and those with a window. Each has a table of rope
+    /// angles and a table of pages of its own in a step.
+    pub fn layer_kinds(&self) -> u32 {
         1 + u32::from(self.window.is_some())
     }
 }
@@ -286,7 +287,7 @@ impl Keys<'_> {
         Ok(epsilon)
     }
 
-    /// The same, or zero.
+    /// A float that is finite, and zero or more.
     pub(super) fn not_negative(&self, suffix: &str) -> Result<Option<f32>, GgufError> {
         match self.f32(suffix)? {
             Some(value) if !value.is_finite() || value < 0.0 => Err(self.error(
