@@ -1,7 +1,7 @@
 //! What a round computes, and how many bytes of weights its steps read.
 
 use crate::gguf::Gguf;
-use crate::placement::{GroupKind, PAGE_TOKENS, Plan};
+use crate::placement::{GroupKind, PAGE_TOKENS, Plan, WindowPages};
 
 /// What one round of a bench computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +56,16 @@ impl Workload {
     /// Pages of each sequence.
     pub const fn pages(self) -> u32 {
         self.positions().div_ceil(PAGE_TOKENS)
+    }
+
+    /// Whether a round writes over positions that the next one sees, in layers that see the last `window` of them and
+    /// keep them in `pages`.
+    pub fn writes_over_history(self, window: u32, pages: WindowPages) -> bool {
+        // Positions so far apart have one place.
+        let places = u64::from(pages.pages_of_sequence) * u64::from(PAGE_TOKENS);
+        let first_seen = u64::from((self.depth() + 1).saturating_sub(window));
+        let end = u64::from(self.positions());
+        self.depth() > 0 && end > first_seen + places
     }
 
     /// Steps of a round.
@@ -133,6 +143,32 @@ mod tests {
         check(decode(3, 5), 5, 5_050_015);
         check(Workload::Prompt { tokens: 64 }, 1, 1_010_064);
         check(Workload::Prompt { tokens: 65 }, 2, 2_010_065);
+    }
+
+    #[test]
+    fn history_is_written_over_where_a_round_wraps_into_what_it_saw_at_first() {
+        let check = |depth, tokens, expected: bool| {
+            let decode = Workload::Decode {
+                sequences: 1,
+                tokens,
+                depth,
+            };
+            let pages = WindowPages {
+                sequences: 1,
+                pages_of_sequence: 2,
+                page_bytes: 1,
+            };
+            let is_lost = decode.writes_over_history(24, pages);
+            assert_eq!(is_lost, expected, "{decode:?}");
+        };
+        // The first token sees positions 17 to 40; 17 has the place of 81.
+        check(40, 41, false);
+        check(40, 42, true);
+        // All of a short history.
+        check(3, 61, false);
+        check(3, 62, true);
+        // There is none.
+        check(0, 500, false);
     }
 
     #[test]

@@ -159,19 +159,24 @@ fn bench_steps(
 
     let mut memory = MemoryRate::new(plain_bytes())?;
     let mut runs = Rounds::new(loaded.model.as_mut(), workload, step_width, SEED);
+    if let (Some(window), Some(pages)) = (hyperparameters.window, plan.kv.window) {
+        runs = runs.with_window(window.positions, pages);
+    }
     runs.fill_cache()?;
     runs.round()?;
     // What streams is fetched ahead: in a pause before a round the rings would fill in time that no round counts.
     let pauses = plan.host_ring.entries == 0 && plan.device_ring.entries == 0;
-    let before = Moved::so_far(&metrics);
+    let mut moved = Moved::default();
     let mut seconds = Vec::new();
     for _ in 0..rounds {
         if pauses {
             memory.measure(&pool);
         }
+        runs.fill_cache()?;
+        let before = Moved::so_far(&metrics);
         seconds.push(runs.round()?.as_secs_f64().max(f64::MIN_POSITIVE));
+        moved = moved.plus(Moved::so_far(&metrics).since(before));
     }
-    let moved = Moved::so_far(&metrics).since(before);
     memory.measure(&pool);
     let report = Report {
         workload,
@@ -232,7 +237,7 @@ fn plain_bytes() -> usize {
 }
 
 /// What went from tier to tier while steps were computed, and how long computation waited for it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Moved {
     storage_bytes: u64,
     /// While at least one read was under way.
@@ -272,6 +277,16 @@ impl Moved {
             link_bytes: self.link_bytes - before.link_bytes,
             link_seconds: self.link_seconds - before.link_seconds,
             stall_seconds: self.stall_seconds - before.stall_seconds,
+        }
+    }
+
+    fn plus(self, more: Moved) -> Moved {
+        Moved {
+            storage_bytes: self.storage_bytes + more.storage_bytes,
+            storage_seconds: self.storage_seconds + more.storage_seconds,
+            link_bytes: self.link_bytes + more.link_bytes,
+            link_seconds: self.link_seconds + more.link_seconds,
+            stall_seconds: self.stall_seconds + more.stall_seconds,
         }
     }
 

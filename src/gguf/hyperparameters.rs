@@ -137,8 +137,9 @@ impl Hyperparameters {
         })
     }
 
-    /// How many tables of rope angles a step has: layers with a window have one of their own.
-    pub fn rope_tables(&self) -> u32 {
+    /// How many kinds of layers there are: those that see everything, and those with a window. Each has a table of rope
+    /// angles and a table of pages of its own in a step.
+    pub fn layer_kinds(&self) -> u32 {
         1 + u32::from(self.window.is_some())
     }
 }
@@ -286,7 +287,7 @@ impl Keys<'_> {
         Ok(epsilon)
     }
 
-    /// The same, or zero.
+    /// A float that is finite, and zero or more.
     pub(super) fn not_negative(&self, suffix: &str) -> Result<Option<f32>, GgufError> {
         match self.f32(suffix)? {
             Some(value) if !value.is_finite() || value < 0.0 => Err(self.error(
@@ -303,7 +304,8 @@ impl Keys<'_> {
         const PERIOD: &str = "attention.sliding_window_pattern";
         const PERIOD_DEFAULT: u32 = 6;
         const ROPE_BASE_DEFAULT: f32 = 10_000.0;
-        let Some(positions) = self.u32(WINDOW)? else {
+        // A window of none is no window, as in llama.cpp.
+        let Some(positions) = self.u32(WINDOW)?.filter(|&positions| positions > 0) else {
             return Ok(None);
         };
         let period = self.u32(PERIOD)?.unwrap_or(PERIOD_DEFAULT);
@@ -478,7 +480,13 @@ mod tests {
                 "{error}"
             );
         };
-        check("attention.sliding_window", 0u32.into(), "is 0");
+        let no_window = read("attention.sliding_window", 0u32.into()).unwrap();
+        assert_eq!((no_window.window, no_window.kv_elements(true)), (None, 0));
+        check(
+            "attention.sliding_window",
+            u32::MAX.into(),
+            "1 to 2147483648",
+        );
         check("attention.sliding_window_pattern", 0u32.into(), "is 0");
         check("rope.freq_base_swa", 0.0f32.into(), "above zero");
         check("final_logit_softcapping", 30.0f32.into(), "not supported");

@@ -415,6 +415,26 @@ mod tests {
     }
 
     #[test]
+    fn what_layers_with_a_window_keep_is_told_apart() {
+        let card = ShapeCard::parse(include_str!("../../models/gemma-3-27b.toml")).unwrap();
+        let lists = Lists {
+            tensors: false,
+            metadata: false,
+        };
+        // Ten layers see everything, and 52 a window: 16 heads of 256 elements in two bytes each.
+        check_holds(
+            &report(&card.index(), &SERVED, lists),
+            &[
+                "KV cache          80.00 KiB per token in f16, and 416.00 KiB for each position in the window; \
+                 10.41 GiB for the context that the model was trained for",
+                "window            the last 1024 positions, with rope base 10000; ",
+            ],
+        );
+        let shape = &report_json(&card.index(), &SERVED)["shape"];
+        assert_eq!(shape["window_kv_elements_per_token"], 52 * 16 * 256);
+    }
+
+    #[test]
     fn long_lists_are_shown_when_they_are_asked_for() {
         let gguf = card().index();
         let show = |tensors, metadata| report(&gguf, &SERVED, Lists { tensors, metadata });

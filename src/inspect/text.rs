@@ -202,10 +202,17 @@ fn shape_rows(lines: &mut Lines, gguf: &Gguf, parameters: &Hyperparameters) {
         .map_or(0, |window| window.positions.min(context));
     let of_context = (bytes_of(false).saturating_mul(context.into()))
         .saturating_add(bytes_of(true).saturating_mul(in_window.into()));
+    let of_window = match parameters.window {
+        Some(_) => format!(
+            ", and {} for each position in the window",
+            size(bytes_of(true))
+        ),
+        None => String::new(),
+    };
     lines.row(
         "KV cache",
         format!(
-            "{} per token in f16; {} for the context that the model was trained for",
+            "{} per token in f16{of_window}; {} for the context that the model was trained for",
             size(bytes_of(false)),
             size(of_context)
         ),

@@ -82,11 +82,6 @@ impl RopeTable {
         }
     }
 
-    /// Elements of each head that are rotated.
-    pub fn dimensions(&self) -> usize {
-        2 * self.frequencies.len()
-    }
-
     /// The angles of tokens at these positions.
     pub fn angles(&self, positions: &[u32]) -> RopeAngles {
         let rotations = positions

@@ -116,13 +116,14 @@ impl Gemma3 {
     }
 }
 
+/// Finite: no length is zero, and a file may have more heads than elements of an embedding.
 fn scale(hyperparameters: &Hyperparameters) -> f32 {
     let heads = hyperparameters.head_count.first().copied().unwrap_or(1);
     let length = match hyperparameters.layers {
-        LAYERS_OF_27B => hyperparameters.embedding_length / heads,
-        _ => hyperparameters.key_length,
+        LAYERS_OF_27B => hyperparameters.embedding_length as f32 / heads as f32,
+        _ => hyperparameters.key_length as f32,
     };
-    1.0 / (length as f32).sqrt()
+    1.0 / length.sqrt()
 }
 
 impl Model for Gemma3 {
@@ -224,5 +225,27 @@ impl Model for Gemma3 {
         let logits = self.ends.logits(&mut step, &x, delta, epsilon)?;
         step.finish()?;
         Ok(logits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::card::ShapeCard;
+
+    /// 5376 elements of an embedding, and 32 heads of 128 each.
+    #[test]
+    fn queries_are_scaled_by_the_share_of_a_head_in_the_embedding_in_the_model_of_27b_alone() {
+        let card = ShapeCard::parse(include_str!("../../models/gemma-3-27b.toml")).unwrap();
+        let mut model = Hyperparameters::from_gguf(&card.index()).unwrap();
+        assert_eq!(scale(&model), 1.0 / 168f32.sqrt());
+        for layers in [26, 34, 48] {
+            model.layers = layers;
+            assert_eq!(scale(&model), 1.0 / 128f32.sqrt(), "{layers} layers");
+        }
+        // No published model, but a file may say so.
+        model.layers = LAYERS_OF_27B;
+        model.embedding_length = 16;
+        assert_eq!(scale(&model), 1.0 / 0.5f32.sqrt());
     }
 }

@@ -35,7 +35,7 @@ fn tiny_file(name: &str) -> Index {
 
 pub(super) fn planned(index: &Index, request: &PlanRequest) -> Plan {
     let plan = plan_tensors(&index.0, &index.1, request).unwrap_or_else(|e| panic!("{e}"));
-    check(&plan, request);
+    check(&plan, &index.1, request);
     plan
 }
 
@@ -48,7 +48,7 @@ fn refused(index: &Index, request: &PlanRequest) -> Refusal {
 }
 
 /// Everything that holds for any plan.
-fn check(plan: &Plan, request: &PlanRequest) {
+fn check(plan: &Plan, model: &Hyperparameters, request: &PlanRequest) {
     assert_eq!(plan.groups.len(), plan.residences.len());
     let executes = |executor| move |residence: &Residence| residence.executor == executor;
     let homes_on = |tier: Tier| -> u64 {
@@ -74,6 +74,7 @@ fn check(plan: &Plan, request: &PlanRequest) {
         u64::from(kv.pages),
         u64::from(plan.context.div_ceil(32)) * u64::from(plan.parallel)
     );
+    check_window_pages(plan, model);
     let splits = [
         (Tier::Device, plan.device_split, plan.device_ring),
         (Tier::Host, Some(plan.host_split), plan.host_ring),
@@ -167,6 +168,31 @@ fn check(plan: &Plan, request: &PlanRequest) {
         );
     }
     let _ = (plan.report(), plan.report_json());
+}
+
+/// Layers with a window have the pages that steps of the plan's width write and read at once, and at most one more.
+fn check_window_pages(plan: &Plan, model: &Hyperparameters) {
+    let pages = plan.kv.window;
+    assert_eq!(pages.is_some(), model.window.is_some());
+    let (Some(pages), Some(window)) = (pages, model.window) else {
+        return;
+    };
+    // From the last position of a page on: what the step's first token sees, and the other tokens.
+    let positions = u64::from(window.positions) + u64::from(plan.step_width) - 1;
+    let touched = (31 + positions - 1) / 32 + 1;
+    let of_context = u64::from(plan.context.div_ceil(32));
+    let of_sequence = u64::from(pages.pages_of_sequence);
+    let what = format!("{pages:?} in steps of {}", plan.step_width);
+    assert!(of_sequence >= touched.min(of_context), "{what}");
+    assert!(of_sequence <= (touched + 1).min(of_context), "{what}");
+    assert_eq!(pages.sequences, plan.parallel);
+    let elements = u64::from(model.key_length + model.value_length);
+    let heads_with_window: u32 = (0..model.layers as usize)
+        .filter(|&layer| window.of_layer(layer).is_some())
+        .map(|layer| model.head_count_kv[layer])
+        .sum();
+    let bytes = u64::from(heads_with_window) * elements * plan.kv.kind.element_bytes() * 32;
+    assert_eq!(pages.page_bytes, bytes);
 }
 
 #[test]
@@ -430,6 +456,8 @@ fn everything_that_holds_for_plans_holds_over_budgets_executors_and_models() {
         }
         .index(),
         Shape::smollm2().index(),
+        Shape::with_window(1).index(),
+        Shape::with_window(100).index(),
         card("tinyllama-1.1b.toml"),
         card("smollm2-135m.toml"),
     ];
@@ -448,7 +476,7 @@ fn everything_that_holds_for_plans_holds_over_budgets_executors_and_models() {
                     };
                     match plan_tensors(&index.0, &index.1, &request) {
                         Ok(plan) => {
-                            check(&plan, &request);
+                            check(&plan, &index.1, &request);
                             plans += 1;
                         }
                         Err(PlanError::DoesNotFit(_)) => refusals += 1,
@@ -487,7 +515,11 @@ fn a_plan_is_the_same_every_time() {
 
 #[test]
 fn advice_that_is_given_works() {
-    let indexes = [Shape::smollm2().index(), card("tinyllama-1.1b.toml")];
+    let indexes = [
+        Shape::smollm2().index(),
+        Shape::with_window(1000).index(),
+        card("tinyllama-1.1b.toml"),
+    ];
     let mut kinds = [0; 4];
     for index in &indexes {
         for (device, host, context, parallel) in [
@@ -527,6 +559,60 @@ fn advice_that_is_given_works() {
 }
 
 #[test]
+fn what_is_refused_fits_in_no_narrower_step_either() {
+    let indexes = [
+        Shape::smollm2().index(),
+        Shape::with_window(100).index(),
+        Shape::with_window(1000).index(),
+    ];
+    for index in &indexes {
+        let (mut plans, mut refusals) = (0, 0);
+        for host in (8..136).step_by(8).map(|size| size * MIB) {
+            let request = PlanRequest {
+                context: 2048,
+                parallel: 2,
+                ..request(None, host)
+            };
+            let planned = |request: &PlanRequest| plan_tensors(&index.0, &index.1, request);
+            if planned(&request).is_ok() {
+                plans += 1;
+                continue;
+            }
+            refusals += 1;
+            for width in (0..10).map(|doubled| 1 << doubled) {
+                let narrower = PlanRequest {
+                    step_width: Some(width),
+                    ..request.clone()
+                };
+                let refused = planned(&narrower).is_err();
+                assert!(refused, "{host} bytes hold steps of {width} tokens");
+            }
+        }
+        assert!(
+            plans > 0 && refusals > 0,
+            "{plans} plans, {refusals} refusals"
+        );
+    }
+}
+
+#[test]
+fn pages_of_windows_are_as_many_as_the_chosen_width_needs() {
+    let index = card("gemma-3-27b.toml");
+    let mut request = PlanRequest {
+        context: 2048,
+        ..request(None, 800 * MIB)
+    };
+    // Steps of 512 tokens have 49 pages of each sequence, of 16 tokens 34: 195 MiB less.
+    let in_narrow_steps = planned(&index, &request);
+    assert!(in_narrow_steps.step_width < 512);
+    request.host_budget = 32 * GIB;
+    let in_wide_steps = planned(&index, &request);
+    let pages = |plan: &Plan| plan.kv.window.unwrap().pages_of_sequence;
+    assert_eq!((in_wide_steps.step_width, pages(&in_wide_steps)), (512, 49));
+    assert!(pages(&in_narrow_steps) < 49, "{}", pages(&in_narrow_steps));
+}
+
+#[test]
 fn a_refusal_says_what_is_short_by_how_much_and_what_to_change() {
     let mut request = request(None, 24 * MIB);
     request.context = 2048;
@@ -558,7 +644,7 @@ fn absurd_requests_are_refused_and_never_overflow() {
             ..request(device, host)
         };
         match plan_tensors(&index.0, &index.1, &request) {
-            Ok(plan) => check(&plan, &request),
+            Ok(plan) => check(&plan, &index.1, &request),
             Err(error) => assert!(!error.to_string().is_empty()),
         }
     }

@@ -246,9 +246,8 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// Pages of the KV cache; `None` where they cannot be numbered.
-    fn kv(&self, request: &PlanRequest) -> Option<KvSplit> {
-        let pages = u64::from(request.context.div_ceil(PAGE_TOKENS)) * u64::from(request.parallel);
+    /// Pages of the KV cache for steps of up to `width` tokens; `None` where they cannot be numbered.
+    fn kv(&self, request: &PlanRequest, width: u32) -> Option<KvSplit> {
         let shape = self.hyperparameters;
         let page_bytes = |with_window: bool| {
             shape
@@ -258,8 +257,7 @@ impl<'a> Problem<'a> {
         };
         let window = shape.window.map(|window| {
             // Before the step's first token, and the step; neither starts with a page.
-            let step = request.step_width.unwrap_or(STEP_WIDTH_MAX).max(1);
-            let positions = (window.positions - 1).saturating_add(step);
+            let positions = (window.positions - 1).saturating_add(width);
             WindowPages {
                 sequences: request.parallel,
                 pages_of_sequence: (positions.div_ceil(PAGE_TOKENS) + 1)
@@ -278,7 +276,7 @@ impl<'a> Problem<'a> {
             },
             kind: request.kv_type,
             page_tokens: PAGE_TOKENS,
-            pages: u32::try_from(pages).ok()?,
+            pages: u32::try_from(pages(request)).ok()?,
             page_bytes: page_bytes(false),
             window,
         })
@@ -286,32 +284,31 @@ impl<'a> Problem<'a> {
 
     /// The best layout for a request; `None` where none fits.
     pub(super) fn layout(&self, request: &PlanRequest) -> Option<Layout> {
-        let kv = self.kv(request)?;
         let first = match request.step_width {
-            Some(width) => self.layout_at(request, kv, width.max(1))?,
-            None => self.widest_layout(request, kv)?,
+            Some(width) => self.layout_at(request, width.max(1))?,
+            None => self.widest_layout(request)?,
         };
         if first.rings() == 0 {
             return Some(first);
         }
-        let mut layout = self.tuned(request, kv, first);
+        let mut layout = self.tuned(request, first);
         self.use_link_in_narrow_steps(request, &mut layout);
         Some(layout)
     }
 
     /// The widest step whose scratch keeps to its share, or the width that is kept anyway; narrower where that does not
     /// fit.
-    fn widest_layout(&self, request: &PlanRequest, kv: KvSplit) -> Option<Layout> {
+    fn widest_layout(&self, request: &PlanRequest) -> Option<Layout> {
         let tokens = u64::from(request.context) * u64::from(request.parallel);
         let mut width = STEP_WIDTH_MAX;
         while width > 1 && u64::from(width / 2) >= tokens {
             width /= 2;
         }
-        while width > STEP_WIDTH_KEPT && !self.scratch_keeps_to_share(request, kv, width) {
+        while width > STEP_WIDTH_KEPT && !self.scratch_keeps_to_share(request, width) {
             width /= 2;
         }
         loop {
-            if let Some(layout) = self.layout_at(request, kv, width) {
+            if let Some(layout) = self.layout_at(request, width) {
                 return Some(layout);
             }
             if width == 1 {
@@ -321,7 +318,7 @@ impl<'a> Problem<'a> {
         }
     }
 
-    fn scratch_keeps_to_share(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> bool {
+    fn scratch_keeps_to_share(&self, request: &PlanRequest, width: u32) -> bool {
         // Rows of the embedding are gathered from storage only where not everything can rest in memory.
         let memory = request
             .host_budget
@@ -338,8 +335,7 @@ impl<'a> Problem<'a> {
             embedding_row_bytes: self.embedding_row_bytes(),
             small_bytes: self.small_bytes,
         };
-        let pages = u64::from(kv.pages);
-        let items = scratch::items(self.hyperparameters, request, pages, needs);
+        let items = scratch::items(self.hyperparameters, request, pages(request), needs);
         let keeps = |tier, budget: u64| scratch::total(&items, tier) <= budget / SCRATCH_SHARE;
         let on_device = request.device == DeviceKind::Cpu
             || keeps(Tier::Device, request.device_budget.unwrap_or(0));
@@ -396,8 +392,7 @@ impl<'a> Problem<'a> {
             embedding_row_bytes: self.embedding_row_bytes(),
             small_bytes: self.small_bytes,
         };
-        let pages = u64::from(kv.pages);
-        let scratch = scratch::items(self.hyperparameters, request, pages, needs);
+        let scratch = scratch::items(self.hyperparameters, request, pages(request), needs);
         let kv_bytes = round_up(kv.bytes(), ARENA_ALIGNMENT);
         let tier = |tier, budget, ring: Ring| TierSplit {
             budget,
@@ -463,10 +458,10 @@ impl<'a> Problem<'a> {
     fn candidate<'b>(
         &'b self,
         request: &'b PlanRequest,
-        kv: KvSplit,
         width: u32,
         slice_bytes: Option<u64>,
     ) -> Option<Candidate<'b>> {
+        let kv = self.kv(request, width)?;
         let bare = self.split(request, kv, width, Reserve::default(), self.small_bytes);
         // A mapped small group takes less than a resident one.
         if !bare.fits() && !self.may_be_mapped(request, &bare) {
@@ -489,8 +484,8 @@ impl<'a> Problem<'a> {
     }
 
     /// The best layout for one step width, in slices of the usual size; `None` where none fits.
-    fn layout_at(&self, request: &PlanRequest, kv: KvSplit, width: u32) -> Option<Layout> {
-        let (_, layout) = self.layout_with(request, kv, width, None)?;
+    fn layout_at(&self, request: &PlanRequest, width: u32) -> Option<Layout> {
+        let (_, layout) = self.layout_with(request, width, None)?;
         Some(layout)
     }
 
@@ -498,11 +493,10 @@ impl<'a> Problem<'a> {
     pub(super) fn layout_with(
         &self,
         request: &PlanRequest,
-        kv: KvSplit,
         width: u32,
         slice_bytes: Option<u64>,
     ) -> Option<(f64, Layout)> {
-        let candidate = self.candidate(request, kv, width, slice_bytes)?;
+        let candidate = self.candidate(request, width, slice_bytes)?;
         if let Some(layout) = candidate.mapped() {
             return Some((0.0, layout));
         }
@@ -523,10 +517,11 @@ impl<'a> Problem<'a> {
         best
     }
 
-    /// The layout that asks for least: there is a plan exactly where there is this one.
+    /// The layout that asks for least, in the narrowest steps where no width is asked for: there is a plan exactly where
+    /// there is this one.
     pub(super) fn least_layout(&self, request: &PlanRequest) -> Option<Layout> {
         let width = request.step_width.unwrap_or(1).max(1);
-        let candidate = self.candidate(request, self.kv(request)?, width, None)?;
+        let candidate = self.candidate(request, width, None)?;
         let first = strategies(request.device)[0];
         candidate
             .mapped()
@@ -604,6 +599,11 @@ impl<'a> Problem<'a> {
             attention: self.attention.clone(),
         }
     }
+}
+
+/// Pages for all positions of all sequences, in layers that see them all.
+fn pages(request: &PlanRequest) -> u64 {
+    u64::from(request.context.div_ceil(PAGE_TOKENS)) * u64::from(request.parallel)
 }
 
 /// Ways to share out homes, the one to prefer first.

@@ -129,9 +129,9 @@ pub(super) fn items(
         .saturating_add(value)
         .saturating_add(output);
 
-    // A table of pages for each kind of layers.
-    let tables = pages.saturating_mul(u64::from(shape.rope_tables()));
-    let rotated_pairs = u64::from(shape.rope_tables()) * u64::from(shape.rope_dimensions / 2);
+    let kinds = u64::from(shape.layer_kinds());
+    let tables = pages.saturating_mul(kinds);
+    let rotated_pairs = kinds * u64::from(shape.rope_dimensions / 2);
     let angles = (width * ANGLE_BYTES).saturating_mul(rotated_pairs);
 
     let compute = match request.device {

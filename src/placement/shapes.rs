@@ -1,7 +1,7 @@
 //! Test support: indexes of models by shape, with no file behind them.
 
 use super::{DeviceKind, ExecutorChoice, KvType, PlanRequest, Rates};
-use crate::gguf::{Hyperparameters, RopeScaling, TensorInfo, TensorType};
+use crate::gguf::{Hyperparameters, RopeScaling, SlidingWindow, TensorInfo, TensorType};
 
 /// What a llama-like model is made of.
 #[derive(Clone, Debug)]
@@ -15,6 +15,7 @@ pub(super) struct Shape {
     pub(super) matrices: TensorType,
     pub(super) head: TensorType,
     pub(super) tied: bool,
+    pub(super) window: Option<SlidingWindow>,
 }
 
 impl Shape {
@@ -30,6 +31,19 @@ impl Shape {
             matrices: TensorType::Q4_1,
             head: TensorType::Q8_0,
             tied: true,
+            window: None,
+        }
+    }
+
+    /// The same with a window of so many positions in five layers of six.
+    pub(super) fn with_window(positions: u32) -> Shape {
+        Shape {
+            window: Some(SlidingWindow {
+                positions,
+                period: 6,
+                rope_base: 10_000.0,
+            }),
+            ..Shape::smollm2()
         }
     }
 
@@ -45,6 +59,7 @@ impl Shape {
             matrices: TensorType::F32,
             head: TensorType::F32,
             tied: false,
+            window: None,
         }
     }
 
@@ -89,7 +104,7 @@ impl Shape {
             rope_base: 10_000.0,
             rope_scaling: RopeScaling::None,
             rope_magnitude: 1.0,
-            window: None,
+            window: self.window,
             vocabulary_size: self.vocabulary,
             tied_head: self.tied,
         };

@@ -4,7 +4,7 @@
 use super::homes;
 use super::layout::{HOST_RING_ENTRIES, Layout};
 use super::planner::{DeviceKind, ExecutorChoice, PlanRequest, Problem, STEP_WIDTH_KEPT};
-use super::{Executor, KvSplit, Rates, Tier};
+use super::{Executor, Rates, Tier};
 use std::collections::BTreeMap;
 
 /// The smallest slices that are tried, and those that make a larger model this many groups: each takes time to simulate.
@@ -21,12 +21,12 @@ const WORTH_CHANGING: f64 = 0.99;
 const CROSSOVER_MAX: u32 = 1 << 16;
 
 impl Problem<'_> {
-    /// What streams costs time by its bytes, and rings and scratch take the place of weights: smaller slices, and then
-    /// narrower steps, as long as the simulation finds that they are worth it.
-    pub(super) fn tuned(&self, request: &PlanRequest, kv: KvSplit, first: Layout) -> Layout {
+    /// What streams costs time by its bytes, and rings, scratch and pages of windows take the place of weights: smaller
+    /// slices, and then narrower steps, as long as the simulation finds that they are worth it.
+    pub(super) fn tuned(&self, request: &PlanRequest, first: Layout) -> Layout {
         let mut best = (self.scenario(request, &first).cost(first.step_width), first);
         let try_layout = |best: &mut (f64, Layout), width, slice_bytes| {
-            if let Some((cost, layout)) = self.layout_with(request, kv, width, slice_bytes)
+            if let Some((cost, layout)) = self.layout_with(request, width, slice_bytes)
                 && cost < WORTH_CHANGING * best.0
             {
                 *best = (cost, layout);
