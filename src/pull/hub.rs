@@ -163,8 +163,10 @@ struct Model {
 fn models(files: Vec<Sibling>) -> BTreeMap<String, Model> {
     let mut models: BTreeMap<String, Model> = BTreeMap::new();
     for file in files {
-        let lower = file.path.to_ascii_lowercase();
-        let of_another_kind = lower.contains("mmproj") || lower.contains("imatrix");
+        // A repository or a model may be called after how it was quantised.
+        let name = file.path.rsplit('/').next().unwrap_or_default();
+        let name = name.to_ascii_lowercase();
+        let of_another_kind = name.contains("mmproj") || name.starts_with("imatrix");
         if of_another_kind || check_path(&file.path).is_err() {
             continue;
         }
@@ -341,6 +343,9 @@ mod tests {
         );
         let error = choose(&["model.safetensors"]).unwrap_err();
         assert!(error.contains("-GGUF"), "{error}");
+        // Some are made with the matrix, and some are it.
+        let found = choose(&["imatrix/m-imatrix.gguf", "imatrix_m.gguf"]).unwrap();
+        assert_eq!(found[0].path, "imatrix/m-imatrix.gguf");
         // Names that would leave the folder are not there.
         let error = choose(&["../../a.gguf", "b\n.gguf", "x/../a.gguf"]).unwrap_err();
         assert!(error.contains("no GGUF"), "{error}");
