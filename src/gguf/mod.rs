@@ -45,6 +45,7 @@ pub use new_file::{Destination, NewFile, NewFileError, check_space, folder_of};
 pub(crate) use new_file::{is_at, open_locked, put_in_place};
 pub use rope::{RopeScaling, Yarn};
 pub use shard_name::{ShardName, unsplit_path};
+pub(crate) use shards::refuse_alone;
 pub use tensor_type::TensorType;
 pub use value::{Array, Value};
 pub use writer::{Header, TensorShape};

@@ -271,7 +271,7 @@ fn extended(mut model: Gguf, path: PathBuf, shard: Gguf) -> Result<Gguf, GgufErr
 }
 
 /// One shard has only some of a model's tensors. `Gguf::open` finds the others; an index that was read from bytes has none.
-pub(super) fn refuse_alone(gguf: &Gguf) -> Result<(), GgufError> {
+pub(crate) fn refuse_alone(gguf: &Gguf) -> Result<(), GgufError> {
     match Place::of(&gguf.metadata)? {
         Some(place) if gguf.files.len() == 1 => Err(GgufError::key(
             COUNT_KEY,

@@ -193,6 +193,14 @@ fn metadata_are_kept_and_what_says_split_is_not() {
         ]
     );
     assert_eq!(after.alignment, 64);
+
+    keys.insert("split.count", 2u16);
+    keys.insert("split.tensors.count", count + 1);
+    write_model(&input, &keys, &shapes(TensorType::F16));
+    let alone = Gguf::open_file(&input).unwrap();
+    let error = Conversion::new(alone, Mixture::Q4_0).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("shard 1 of a split model"), "{error}");
 }
 
 #[test]
