@@ -5,12 +5,12 @@ use super::files::print;
 use super::progress::Progress;
 use super::{Usage, say};
 use anyhow::Context;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use strata::api::on_signal;
 use strata::cli::PullArguments;
 use strata::config::format_bytes;
-use strata::pull::{self, Event, HubSettings, Limits, Order, PullError, Sha256};
+use strata::pull::{self, Event, HubSettings, Limits, Order, PullError, Sha256, has_bytes};
 
 pub(crate) fn pull(arguments: &PullArguments) -> anyhow::Result<()> {
     let variable = |name: &str| std::env::var(name).ok();
@@ -145,8 +145,4 @@ fn watch_signals(reached: Arc<Mutex<Reached>>) -> std::io::Result<()> {
         }
         std::process::exit(code);
     })
-}
-
-fn has_bytes(part: &Path) -> bool {
-    part.metadata().is_ok_and(|part| part.len() > 0)
 }

@@ -86,7 +86,7 @@ impl Server {
         self.requests.lock().unwrap().clone()
     }
 
-    /// Bytes of bodies that were sent.
+    /// Bytes of bodies that were sent, or that somebody who had left was to be sent.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -146,9 +146,9 @@ impl Reply {
     }
 
     pub(crate) fn body(&mut self, bytes: &[u8]) {
-        if self.stream.write_all(bytes).is_ok() {
-            self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        }
+        // Before they are sent: who has them all may ask at once how many there were.
+        self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        self.raw(bytes);
     }
 
     /// Says nothing more until the other side closes.
