@@ -44,7 +44,7 @@ fn write_model(path: &Path, metadata: &Metadata, shapes: &[TensorShape]) -> Gguf
             sink.write_all(&by_candle(&floats, tensor.kind))
         })
         .unwrap();
-    Gguf::open(path).unwrap()
+    Gguf::open_file(path).unwrap()
 }
 
 /// Candle's blocks of a whole tensor.
