@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use strata::gguf::card::ShapeCard;
-use strata::gguf::{Gguf, TensorType};
+use strata::gguf::{Destination, Gguf, TensorType};
 use strata::synth::synthesise;
 use tempfile::TempDir;
 
@@ -45,7 +45,7 @@ fn large(folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let vocabulary = Gguf::open(&root.join("tests/data/tiny/llama.gguf")).unwrap();
     let card = ShapeCard::parse(card).unwrap();
-    synthesise(&card, &vocabulary, &path, 1, |_, _| {}).unwrap();
+    synthesise(&card, &vocabulary, Destination::new(&path), 1, |_, _| {}).unwrap();
     path
 }
 

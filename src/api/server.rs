@@ -124,22 +124,34 @@ pub fn serve(
     served
 }
 
-/// From here on SIGTERM and SIGINT stop the server, and a second one ends the process at once, with the code that shells
-/// give to that signal. A thread of its own watches, so that this holds whatever else the process is doing.
+/// From here on SIGTERM and SIGINT stop the server, and a second one ends the process at once.
 ///
 /// # Errors
 ///
 /// The thread or the signals cannot be set up.
 pub fn watch_signals(stop: Stop) -> std::io::Result<()> {
+    on_signal(move |name, _| {
+        tracing::info!("{name}: no new requests; a second signal ends at once");
+        stop.stop();
+    })
+}
+
+/// From here on the first SIGTERM or SIGINT is answered with `act`, which is told its name and the code that shells give to
+/// it, and a second one ends the process with that code. A thread of its own watches, so that this holds whatever else
+/// the process is doing.
+///
+/// # Errors
+///
+/// The thread or the signals cannot be set up.
+pub fn on_signal(act: impl FnOnce(&'static str, i32) + Send + 'static) -> std::io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .build()?;
     // From here on signals do not end the process by themselves.
     let mut signals = runtime.block_on(async { Signals::new() })?;
     let watch = async move {
-        let (name, _) = signals.next().await;
-        tracing::info!("{name}: no new requests; a second signal ends at once");
-        stop.stop();
+        let (name, code) = signals.next().await;
+        act(name, code);
         let (_, code) = signals.next().await;
         std::process::exit(code);
     };

@@ -8,6 +8,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use strata::cli::BenchRatesArguments;
 use strata::config::{Config, machine_memory_bytes};
+use strata::gguf::folder_of;
 use strata::placement::{AttentionRates, DeviceKind, HardwareCard, Measured, Rates};
 
 /// Where the profile goes.
@@ -83,13 +84,6 @@ impl Destination {
                 path.display()
             ))),
         }
-    }
-}
-
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
     }
 }
 

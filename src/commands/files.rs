@@ -10,7 +10,7 @@ use std::path::Path;
 use strata::cli::{InspectArguments, PlanArguments, SynthArguments};
 use strata::config::Config;
 use strata::gguf::card::{ShapeCard, is_card};
-use strata::gguf::{Gguf, NewFile};
+use strata::gguf::{Destination, Gguf, NewFile};
 use strata::inspect::Lists;
 use strata::placement::{report_gains, report_gains_json};
 use strata::{inspect, synth};
@@ -60,11 +60,15 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
     let card = ShapeCard::open(&arguments.card)?;
     let vocabulary = Gguf::open(&arguments.vocabulary)
         .with_context(|| arguments.vocabulary.display().to_string())?;
+    check_shards(&arguments.output, "the vocabulary file", &vocabulary)?;
     let mut progress = Progress::new("writing");
     let written = synth::synthesise(
         &card,
         &vocabulary,
-        &arguments.output,
+        Destination {
+            path: &arguments.output,
+            replace: arguments.force,
+        },
         arguments.seed,
         |done, total| progress.show(done, total, |line| say(format_args!("{line}"))),
     )?;
@@ -82,38 +86,49 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// Refuses to write over what is read, and without `force` over what is there. A file that is read may have another path,
-/// or the name under which the new one is written first.
+/// Refuses to write over what is read, and without `force` over what is there.
 pub(super) fn check_output(
     output: &Path,
     read: &[(&str, &Path)],
     force: bool,
 ) -> anyhow::Result<()> {
-    let number = |path: &Path| {
-        let file = std::fs::metadata(path).ok()?;
-        Some((file.dev(), file.ino()))
-    };
-    let partial = NewFile::partial_path(output);
     for (what, path) in read {
-        let Some(number_read) = number(path) else {
-            continue;
-        };
-        if number(output) == Some(number_read) {
-            anyhow::bail!(Usage(format!(
-                "the output is {what} itself; choose another name"
-            )));
-        }
-        if number(&partial) == Some(number_read) {
-            anyhow::bail!(Usage(format!(
-                "the output is written as {} first, which is {what}; choose another name",
-                partial.display()
-            )));
-        }
+        refuse_same(output, what, path)?;
     }
     if output.is_file() && !force {
         anyhow::bail!(Usage(format!(
             "{} is there already; choose another name, or replace it with --force",
             output.display()
+        )));
+    }
+    Ok(())
+}
+
+/// The same for all files of a model that is read, which are known once it is open.
+pub(super) fn check_shards(output: &Path, what: &str, read: &Gguf) -> anyhow::Result<()> {
+    let mut files = read.files.iter();
+    files.try_for_each(|file| refuse_same(output, what, &file.path))
+}
+
+/// A file that is read may have another path, or the name under which the new one is written first.
+fn refuse_same(output: &Path, what: &str, read: &Path) -> anyhow::Result<()> {
+    let number = |path: &Path| {
+        let file = std::fs::metadata(path).ok()?;
+        Some((file.dev(), file.ino()))
+    };
+    let Some(number_read) = number(read) else {
+        return Ok(());
+    };
+    if number(output) == Some(number_read) {
+        anyhow::bail!(Usage(format!(
+            "the output is {what} itself; choose another name"
+        )));
+    }
+    let partial = NewFile::partial_path(output);
+    if number(&partial) == Some(number_read) {
+        anyhow::bail!(Usage(format!(
+            "the output is written as {} first, which is {what}; choose another name",
+            partial.display()
         )));
     }
     Ok(())

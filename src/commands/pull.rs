@@ -5,12 +5,12 @@ use super::files::print;
 use super::progress::Progress;
 use super::{Usage, say};
 use anyhow::Context;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use strata::api::on_signal;
 use strata::cli::PullArguments;
 use strata::config::format_bytes;
-use strata::pull::{self, Event, HubSettings, Limits, Order, PullError, Sha256};
-use tokio::signal::unix::{SignalKind, signal};
+use strata::pull::{self, Event, HubSettings, Limits, Order, PullError, Sha256, has_bytes};
 
 pub(crate) fn pull(arguments: &PullArguments) -> anyhow::Result<()> {
     let variable = |name: &str| std::env::var(name).ok();
@@ -36,7 +36,7 @@ pub(crate) fn pull(arguments: &PullArguments) -> anyhow::Result<()> {
         certificates: variable("SSL_CERT_FILE").filter(|path| !path.is_empty()),
     };
     let mut display = Display::default();
-    watch_signals(Arc::clone(&display.part)).context("watch signals")?;
+    watch_signals(Arc::clone(&display.reached)).context("watch signals")?;
     let pulled = pull::pull(&order, &mut |event| display.hear(event)).map_err(of_usage)?;
     drop(display);
     let mut names = String::new();
@@ -64,13 +64,19 @@ fn of_usage(error: PullError) -> anyhow::Error {
     }
 }
 
-/// The file that grows now, which a signal leaves behind.
-type CurrentPart = Arc<Mutex<Option<PathBuf>>>;
+/// How far it is, for who interrupts it.
+#[derive(Default)]
+struct Reached {
+    /// The file that grows now, which a signal leaves behind.
+    part: Option<PathBuf>,
+    /// Whether it is not the first, and those before it are whole.
+    later: bool,
+}
 
 /// What is on standard error meanwhile.
 #[derive(Default)]
 struct Display {
-    part: CurrentPart,
+    reached: Arc<Mutex<Reached>>,
     progress: Option<(Doing, Progress)>,
 }
 
@@ -93,7 +99,9 @@ impl Display {
                 self.progress = None;
             }
             Event::Part(path) => {
-                *self.part.lock().unwrap_or_else(PoisonError::into_inner) = Some(path.to_owned());
+                let mut reached = self.reached.lock().unwrap_or_else(PoisonError::into_inner);
+                reached.later = reached.part.replace(path.to_owned()).is_some();
+                drop(reached);
                 self.progress = None;
             }
             Event::Checking { done, bytes } => self.show(Doing::Checking, done, bytes),
@@ -122,38 +130,19 @@ impl Display {
 
 /// From here on SIGINT and SIGTERM end the process with a word about how to go on. All that has come is in the part
 /// already, so there is nothing to finish first, and no state that the process could be in matters.
-fn watch_signals(part: CurrentPart) -> std::io::Result<()> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()?;
-    let (mut interrupt, mut terminate) = runtime.block_on(async {
-        std::io::Result::Ok((
-            signal(SignalKind::interrupt())?,
-            signal(SignalKind::terminate())?,
-        ))
-    })?;
-    let watch = async move {
-        let code = tokio::select! {
-            _ = interrupt.recv() => 130,
-            _ = terminate.recv() => 143,
-        };
-        let part = part.lock().unwrap_or_else(PoisonError::into_inner);
-        let kept = part.as_deref().filter(|part| has_bytes(part));
-        match kept {
+fn watch_signals(reached: Arc<Mutex<Reached>>) -> std::io::Result<()> {
+    on_signal(move |_, code| {
+        let reached = reached.lock().unwrap_or_else(PoisonError::into_inner);
+        match reached.part.as_deref().filter(|part| has_bytes(part)) {
             Some(part) => say(format_args!(
                 "strata: interrupted; what has come is kept in {}: run the same command again to go on",
                 part.display()
             )),
+            None if reached.later => say(format_args!(
+                "strata: interrupted; the files before this one are whole: run the same command again to go on"
+            )),
             None => say(format_args!("strata: interrupted; nothing has come")),
         }
         std::process::exit(code);
-    };
-    std::thread::Builder::new()
-        .name("signals".to_owned())
-        .spawn(move || runtime.block_on(watch))?;
-    Ok(())
-}
-
-fn has_bytes(part: &Path) -> bool {
-    part.metadata().is_ok_and(|part| part.len() > 0)
+    })
 }

@@ -1,6 +1,6 @@
 //! `strata quantise`: a model's file with fewer bits for each weight.
 
-use super::files::check_output;
+use super::files::{check_output, check_shards};
 use super::progress::Progress;
 use super::{Usage, say};
 use anyhow::Context;
@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use strata::api::{Stop, watch_signals};
 use strata::cli::QuantiseArguments;
 use strata::config::format_bytes;
-use strata::gguf::{Gguf, Mixture};
+use strata::gguf::{Destination, Gguf, Mixture};
 use strata::quantise::Conversion;
 
 pub(crate) fn quantise(arguments: &QuantiseArguments) -> anyhow::Result<()> {
@@ -17,9 +17,7 @@ pub(crate) fn quantise(arguments: &QuantiseArguments) -> anyhow::Result<()> {
     check_output(output, &[("the input", input)], arguments.force)?;
     let of_file = || input.display().to_string();
     let gguf = Gguf::open(input).with_context(of_file)?;
-    for shard in &gguf.files {
-        check_output(output, &[("the input", &shard.path)], arguments.force)?;
-    }
+    check_shards(output, "the input", &gguf)?;
     let conversion = Conversion::new(gguf, mixture).with_context(of_file)?;
     for remark in conversion.remarks() {
         say(format_args!("strata: {remark}"));
@@ -34,7 +32,10 @@ pub(crate) fn quantise(arguments: &QuantiseArguments) -> anyhow::Result<()> {
     let mut progress = Progress::new("quantising");
     strata::quantise::quantise(
         &conversion,
-        output,
+        Destination {
+            path: output,
+            replace: arguments.force,
+        },
         threads.unwrap_or(NonZeroUsize::MIN),
         |done, total| {
             progress.show(done, total, |line| say(format_args!("{line}")));

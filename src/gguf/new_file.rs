@@ -1,7 +1,12 @@
 //! A file that is whole or not there: written under a temporary name in the folder of its final one, synced, and renamed.
 //! A run that fails or is interrupted leaves nothing under the final name, and what stood there before.
+//!
+//! `pull` keeps what has come under a temporary name for its next run, and uses the same steps: `open_locked`,
+//! `check_space`, `put_in_place`.
 
-use std::fs::{File, OpenOptions};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -9,7 +14,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, thiserror::Error)]
 pub enum NewFileError {
     #[error(
-        "not enough space for {}: the file takes {needed} bytes ({:.1} GiB) and {free} bytes ({:.1} GiB) are free",
+        "not enough space for {}: {needed} bytes ({:.1} GiB) are to be written and {free} bytes ({:.1} GiB) are free; make room and run the same command again, or choose another folder for the output",
         path.display(),
         *needed as f64 / GIB,
         *free as f64 / GIB
@@ -20,14 +25,50 @@ pub enum NewFileError {
         free: u64,
     },
 
-    #[error("{} is being written by another process", path.display())]
+    #[error(
+        "{} is being written by another process: wait for it, or choose another name for the output",
+        path.display()
+    )]
     Busy { path: PathBuf },
+
+    /// It was not to be replaced, and may have come meanwhile.
+    #[error(
+        "{} is there already: choose another name, or replace it with --force",
+        path.display()
+    )]
+    Exists { path: PathBuf },
 
     #[error("cannot write {}: {error}", path.display())]
     Write { path: PathBuf, error: io::Error },
 }
 
 const GIB: f64 = (1u64 << 30) as f64;
+
+/// Where a new file goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Destination<'a> {
+    pub path: &'a Path,
+    /// Whether it may take the place of a file that is there by the time it is whole.
+    pub replace: bool,
+}
+
+impl<'a> Destination<'a> {
+    /// Where nothing is yet.
+    pub fn new(path: &'a Path) -> Destination<'a> {
+        Destination {
+            path,
+            replace: false,
+        }
+    }
+
+    /// Whatever file is there.
+    pub fn replacing(path: &'a Path) -> Destination<'a> {
+        Destination {
+            path,
+            replace: true,
+        }
+    }
+}
 
 /// A file under a temporary name beside its final one. Dropped before `finish`, it is removed.
 ///
@@ -37,6 +78,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 pub struct NewFile {
     file: File,
     path: PathBuf,
+    replace: bool,
     partial: PathBuf,
     finished: bool,
 }
@@ -52,61 +94,45 @@ impl NewFile {
     /// Begins a file of so many bytes.
     ///
     /// # Errors
-    /// There is no room for it, another process writes it, or the folder cannot be written.
-    pub fn create(path: &Path, bytes: u64) -> Result<NewFile, NewFileError> {
+    /// There is no room for it, another process writes it, a file is there that is not to be replaced, or the folder
+    /// cannot be written.
+    pub fn create(destination: Destination<'_>, bytes: u64) -> Result<NewFile, NewFileError> {
+        let Destination { path, replace } = destination;
         let error = |error| NewFileError::Write {
             path: path.to_owned(),
             error,
         };
-        let busy = || NewFileError::Busy {
-            path: path.to_owned(),
-        };
-        let no_file = || {
-            error(io::Error::other(
-                "it is a directory or a device, not a file",
-            ))
-        };
         // A rename would put the file in the place of a device.
         if path.exists() && !path.is_file() {
-            return Err(no_file());
+            return Err(error(io::Error::other(
+                "it is a directory or a device, not a file",
+            )));
         }
         if path.file_name().is_none() {
             return Err(error(io::ErrorKind::InvalidFilename.into()));
         }
+        // A link that leads nowhere is there too.
+        if !replace && path.symlink_metadata().is_ok() {
+            return Err(NewFileError::Exists {
+                path: path.to_owned(),
+            });
+        }
         let partial = NewFile::partial_path(path);
-        check_space(path, bytes)?;
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false)
-            // What stands under the temporary name is ours to write over, but not what a link there points to, and a
-            // pipe would block.
-            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(&partial)
-            .map_err(error)?;
-        let opened = file.metadata().map_err(error)?;
-        if !opened.is_file() {
-            return Err(no_file());
-        }
-        // An interrupted run leaves its file behind, unlocked; the next one writes over it.
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(std::fs::TryLockError::WouldBlock) => return Err(busy()),
-            Err(std::fs::TryLockError::Error(other)) => return Err(error(other)),
-        }
-        // Between opening and locking, another process may have finished it: then it has its final name, and is not ours.
-        let is_ours =
-            |named: std::fs::Metadata| (named.dev(), named.ino()) == (opened.dev(), opened.ino());
-        if !std::fs::symlink_metadata(&partial).is_ok_and(is_ours) {
-            return Err(busy());
-        }
+        let file = open_locked(&partial)
+            .map_err(error)?
+            .ok_or_else(|| NewFileError::Busy {
+                path: path.to_owned(),
+            })?;
         let new = NewFile {
             file,
             path: path.to_owned(),
+            replace,
             partial,
             finished: false,
         };
+        // What an interrupted run left is written over, so its room is free too.
         new.file.set_len(0).map_err(error)?;
+        check_space(path, bytes)?;
         Ok(new)
     }
 
@@ -124,14 +150,15 @@ impl NewFile {
     }
 
     /// Gives the file its name, on the disk too.
+    ///
+    /// # Errors
+    /// Another file has that name by now and is not to be replaced, or the disk failed.
     pub fn finish(mut self) -> Result<(), NewFileError> {
-        let folder = folder_of(&self.path);
-        self.file
-            .sync_all()
-            .and_then(|()| std::fs::rename(&self.partial, &self.path))
-            // The new name is durable once the folder is.
-            .and_then(|()| File::open(folder)?.sync_all())
-            .map_err(|error| self.error(error))?;
+        let destination = Destination {
+            path: &self.path,
+            replace: self.replace,
+        };
+        put_in_place(&self.file, &self.partial, destination)?;
         self.finished = true;
         Ok(())
     }
@@ -146,14 +173,95 @@ impl Drop for NewFile {
     }
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// The folder that a file is in.
+pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     }
 }
 
-fn check_space(path: &Path, needed: u64) -> Result<(), NewFileError> {
+/// Opens the file that is written before it has its name, or makes it, and locks it. `None`: another process has the lock.
+///
+/// # Errors
+/// What is there is no file, or it cannot be opened.
+pub(crate) fn open_locked(path: &Path) -> io::Result<Option<File>> {
+    loop {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            // Not what a link there points to, and a pipe would block.
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::other(format!("{} is no file", path.display())));
+        }
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // Who had the lock before may have given the file its final name: then it is not ours to write to.
+        if is_at(&file, path) {
+            return Ok(Some(file));
+        }
+    }
+}
+
+/// Whether this very file has that name.
+pub(crate) fn is_at(file: &File, path: &Path) -> bool {
+    match (file.metadata(), path.symlink_metadata()) {
+        (Ok(file), Ok(there)) => (file.dev(), file.ino()) == (there.dev(), there.ino()),
+        _ => false,
+    }
+}
+
+/// Gives the file that is written under `from` its name, durably.
+///
+/// # Errors
+/// Another file has that name and is not to be replaced, or the disk failed.
+pub(crate) fn put_in_place(
+    file: &File,
+    from: &Path,
+    to: Destination<'_>,
+) -> Result<(), NewFileError> {
+    let error = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => NewFileError::Exists {
+            path: to.path.to_owned(),
+        },
+        _ => NewFileError::Write {
+            path: to.path.to_owned(),
+            error,
+        },
+    };
+    file.sync_all()
+        .and_then(|()| rename(from, to))
+        // The new name is durable once the folder is.
+        .and_then(|()| File::open(folder_of(to.path))?.sync_all())
+        .map_err(error)
+}
+
+fn rename(from: &Path, to: Destination<'_>) -> io::Result<()> {
+    if !to.replace {
+        match renameat_with(CWD, from, CWD, to.path, RenameFlags::NOREPLACE) {
+            // Not every file system can tell in one step. Then a file may still come between these two.
+            Err(Errno::INVAL | Errno::NOSYS) if to.path.symlink_metadata().is_ok() => {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
+            Err(Errno::INVAL | Errno::NOSYS) => {}
+            done => return done.map_err(io::Error::from),
+        }
+    }
+    std::fs::rename(from, to.path)
+}
+
+/// That the file system of `path` has room for so many bytes more.
+///
+/// # Errors
+/// It has not, or its folder is not there.
+pub fn check_space(path: &Path, needed: u64) -> Result<(), NewFileError> {
     let status = rustix::fs::statvfs(folder_of(path)).map_err(|error| NewFileError::Write {
         path: path.to_owned(),
         error: error.into(),
@@ -167,4 +275,64 @@ fn check_space(path: &Path, needed: u64) -> Result<(), NewFileError> {
         });
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_file_that_comes_meanwhile_is_replaced_only_where_that_is_wanted() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        let names = || std::fs::read_dir(folder.path()).unwrap().count();
+        for replace in [false, true] {
+            let to = Destination {
+                path: &path,
+                replace,
+            };
+            let new = NewFile::create(to, 3).unwrap();
+            new.file().write_all(b"new").unwrap();
+            std::fs::write(&path, "theirs").unwrap();
+            let finished = new.finish();
+            match replace {
+                false => {
+                    assert!(matches!(finished, Err(NewFileError::Exists { .. })));
+                    assert_eq!(std::fs::read(&path).unwrap(), b"theirs");
+                    // Not even begun where it is there before.
+                    let early = NewFile::create(to, 3);
+                    assert!(matches!(early, Err(NewFileError::Exists { .. })));
+                    assert_eq!(names(), 1);
+                    std::fs::remove_file(&path).unwrap();
+                }
+                true => {
+                    finished.unwrap();
+                    assert_eq!(std::fs::read(&path).unwrap(), b"new");
+                }
+            }
+            assert!(names() <= 1);
+        }
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        std::os::unix::fs::symlink(folder.path().join("none"), &path).unwrap();
+        let early = NewFile::create(Destination::new(&path), 3);
+        assert!(matches!(early, Err(NewFileError::Exists { .. })));
+    }
+
+    /// The length of what an earlier run left is gone before there is anything about room.
+    #[test]
+    fn what_an_earlier_run_left_takes_no_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        std::fs::write(NewFile::partial_path(&path), "left").unwrap();
+        let error = NewFile::create(Destination::new(&path), u64::MAX).unwrap_err();
+        assert!(matches!(error, NewFileError::NoSpace { .. }), "{error}");
+        // Only who has it open and locked takes it away.
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
 }

@@ -39,12 +39,13 @@ impl Gguf {
 
     /// The same, with tensors of any type: for what looks at a model and does not load it.
     pub fn open_to_show(path: &Path) -> Result<Gguf, GgufError> {
-        let given = Gguf::open_alone(path)?;
-        super::shards::with_its_shards(path, given, Gguf::open_alone)
+        let given = Gguf::open_file(path)?;
+        super::shards::with_its_shards(path, given, Gguf::open_file)
     }
 
-    /// Reads the index of one file.
-    fn open_alone(path: &Path) -> Result<Gguf, GgufError> {
+    /// Reads the index of one file, whatever the types of its tensors and whether or not it is a shard: for who takes files
+    /// one at a time.
+    pub fn open_file(path: &Path) -> Result<Gguf, GgufError> {
         let open_error = |error| GgufError::Open {
             path: path.to_owned(),
             error,
@@ -414,7 +415,8 @@ fn place_foreign(
                 return Err(GgufError::tensor(
                     &tensor.name,
                     format_args!(
-                        "its data at offset {} of the data section (which starts at byte {data_start}) begin past the end                          of the file ({file_bytes} bytes); the download may be incomplete",
+                        "its data at offset {} of the data section (which starts at byte {data_start}) begin past the end \
+                         of the file ({file_bytes} bytes); the download may be incomplete",
                         tensor.file_offset
                     ),
                 ));

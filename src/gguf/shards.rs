@@ -19,13 +19,12 @@ use std::path::{Path, PathBuf};
 use super::error::GgufError;
 use super::metadata::Metadata;
 use super::reader::{ALIGNMENT_KEY, ALIGNMENT_MAX, TENSORS_MAX};
+use super::shard_name::{SHARDS_MAX, shard_suffix};
 use super::{Gguf, IndexedFile};
 
 pub(super) const NUMBER_KEY: &str = "split.no";
 pub(super) const COUNT_KEY: &str = "split.count";
 const TENSORS_KEY: &str = "split.tensors.count";
-/// More than any published model has; each is an open file.
-const SHARDS_MAX: u32 = 256;
 /// Bases are multiples of this, and at least as much lies between a file and the next. No tensor is aligned to more, and
 /// no drive has larger blocks.
 const FILE_GAP: u64 = ALIGNMENT_MAX;
@@ -80,7 +79,7 @@ impl Place {
 
     /// How the name of this shard ends.
     fn suffix(self) -> String {
-        format!("-{:05}-of-{:05}.gguf", self.number + 1, self.count)
+        shard_suffix(self.number + 1, self.count)
     }
 }
 
@@ -271,24 +270,8 @@ fn extended(mut model: Gguf, path: PathBuf, shard: Gguf) -> Result<Gguf, GgufErr
     Ok(model)
 }
 
-/// The path that a model would have as one file: `NAME-00001-of-00003.gguf` is a shard of `NAME.gguf`. Any other path is
-/// its own.
-pub fn unsplit_path(path: &Path) -> PathBuf {
-    let digits = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let stem = path.file_stem().and_then(OsStr::to_str);
-    let split = stem.and_then(|stem| {
-        let (rest, count) = stem.rsplit_once("-of-")?;
-        let (name, number) = rest.rsplit_once('-')?;
-        (digits(count) && digits(number) && !name.is_empty()).then_some(name)
-    });
-    match split {
-        Some(name) => path.with_file_name(format!("{name}.gguf")),
-        None => path.to_owned(),
-    }
-}
-
 /// One shard has only some of a model's tensors. `Gguf::open` finds the others; an index that was read from bytes has none.
-pub(super) fn refuse_alone(gguf: &Gguf) -> Result<(), GgufError> {
+pub(crate) fn refuse_alone(gguf: &Gguf) -> Result<(), GgufError> {
     match Place::of(&gguf.metadata)? {
         Some(place) if gguf.files.len() == 1 => Err(GgufError::key(
             COUNT_KEY,

@@ -2,13 +2,17 @@
 //!
 //! The rule: under the final name there is a file whose every byte was checked, or nothing. What has come so far stays in
 //! the part for the next try or the next run, and goes on only with bytes of the same version.
+//!
+//! Checked is: by a SHA-256 where the hub or the user gives one; else bytes that came in this process are what the server
+//! sent, and those of an earlier one are what the file system gives back, so that a machine that lost its power meanwhile
+//! may have lost some of them unnoticed.
 
 use super::client::{Answer, Client, Resume, Trouble};
 use super::part::{Note, Part, version_of};
 use super::sha256::{Hasher, Sha256, hash_file};
 use super::tries::Tries;
-use super::{Event, PullError, Pulled, Remote, check_space};
-use crate::gguf::Gguf;
+use super::{Event, PullError, Pulled, Remote};
+use crate::gguf::{Gguf, check_space};
 use std::fs::File;
 use std::path::Path;
 
@@ -61,7 +65,8 @@ pub(super) fn download(
             _ => break,
         }
     }
-    if let Err(error) = Gguf::open(part.path()) {
+    // A shard by itself is no model, and types that strata does not compute with are no damage: `pull` looks at those.
+    if let Err(error) = Gguf::open_file(part.path()) {
         part.remove();
         return Err(PullError::Refused(format!(
             "{}: what {} sent is no whole GGUF file, and is removed: {error}",
@@ -75,7 +80,7 @@ pub(super) fn download(
         sha256: part.sha256(),
         was_there: false,
     };
-    part.finish()?;
+    part.finish(force)?;
     Ok(pulled)
 }
 
@@ -90,6 +95,8 @@ struct Download<'a> {
 
 const CHUNK_BYTES: usize = 256 << 10;
 const MAGIC: [u8; 4] = *b"GGUF";
+/// So much room is looked for at once where the length of a body is not known.
+const ROOM_BYTES: u64 = 1 << 30;
 
 impl Download<'_> {
     fn say(&mut self, text: &str) {
@@ -101,8 +108,15 @@ impl Download<'_> {
     /// The file where it is there already and is the one that is asked for; an error where it is another, unless that is to
     /// be replaced.
     fn there(&mut self, force: bool) -> Result<Option<Pulled>, PullError> {
-        let Ok(metadata) = std::fs::metadata(self.output) else {
-            return Ok(None);
+        let metadata = match std::fs::metadata(self.output) {
+            Ok(metadata) => metadata,
+            Err(_) if self.output.is_symlink() && !force => {
+                return Err(PullError::Usage(format!(
+                    "{} is a link that leads nowhere: remove it, or choose another name with --output",
+                    self.output.display()
+                )));
+            }
+            Err(_) => return Ok(None),
         };
         if !metadata.is_file() {
             return Err(PullError::Usage(format!(
@@ -270,7 +284,7 @@ impl Download<'_> {
             _ => return Err(answer.refusal(&self.remote.address.to_string())),
         }
         if let Some(bytes) = part.note().bytes {
-            check_space(self.output, bytes.saturating_sub(part.done()))?;
+            check_space(self.output, bytes.saturating_sub(part.done())).map_err(PullError::from)?;
         }
         self.read_body(part, answer)
     }
@@ -361,6 +375,7 @@ impl Download<'_> {
         let host = answer.address.authority().to_owned();
         let total = part.note().bytes;
         let mut is_checked = false;
+        let mut room_until = part.done().saturating_add(ROOM_BYTES);
         let mut body = answer.into_reader();
         let mut chunk = vec![0; CHUNK_BYTES];
         loop {
@@ -370,6 +385,11 @@ impl Download<'_> {
             }
             if total.is_some_and(|total| part.done() + read as u64 > total) {
                 return Err(self.changed(part, "the server sent more than it said")?);
+            }
+            // The room for a body of a known length was looked for before; others end by themselves, or not at all.
+            if total.is_none() && part.done() + read as u64 > room_until {
+                check_space(self.output, ROOM_BYTES).map_err(PullError::from)?;
+                room_until = part.done().saturating_add(ROOM_BYTES);
             }
             part.append(&chunk[..read])?;
             if !is_checked && part.done() >= MAGIC.len() as u64 {

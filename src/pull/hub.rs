@@ -9,6 +9,7 @@ use super::client::{Client, Token, Trouble};
 use super::sha256::Sha256;
 use super::source::{Choice, Repository, check_path};
 use super::{PullError, Remote};
+use crate::gguf::ShardName;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -158,33 +159,23 @@ struct Model {
     count: u32,
 }
 
-/// The most parts of a model.
-const PARTS_MAX: u32 = 9999;
-
-/// What a path is called without a part's number, the number, and how many there are.
-fn part_of(path: &str) -> Option<(&str, u32, u32)> {
-    let stem = path.strip_suffix(".gguf")?;
-    let (rest, count) = stem.rsplit_once("-of-")?;
-    let (rest, number) = rest.rsplit_once('-')?;
-    let parse = |digits: &str| {
-        let all = digits.len() == 5 && digits.bytes().all(|byte| byte.is_ascii_digit());
-        all.then(|| digits.parse().ok())?
-    };
-    let (number, count) = (parse(number)?, parse(count)?);
-    (1 <= number && number <= count && count <= PARTS_MAX).then_some((rest, number, count))
-}
-
 /// The models among the files, by the name that stands for all parts.
 fn models(files: Vec<Sibling>) -> BTreeMap<String, Model> {
     let mut models: BTreeMap<String, Model> = BTreeMap::new();
     for file in files {
-        let lower = file.path.to_ascii_lowercase();
-        let of_another_kind = lower.contains("mmproj") || lower.contains("imatrix");
+        // A repository or a model may be called after how it was quantised.
+        let name = file.path.rsplit('/').next().unwrap_or_default();
+        let name = name.to_ascii_lowercase();
+        let of_another_kind = name.contains("mmproj") || name.starts_with("imatrix");
         if of_another_kind || check_path(&file.path).is_err() {
             continue;
         }
-        let (name, number, count) = match part_of(&file.path) {
-            Some((rest, number, count)) => (format!("{rest}-of-{count:05}.gguf"), number, count),
+        let (name, number, count) = match ShardName::of(&file.path) {
+            Some(ShardName {
+                stem,
+                number,
+                count,
+            }) => (format!("{stem}-of-{count:05}.gguf"), number, count),
             None => (file.path.clone(), 1, 1),
         };
         let model = models.entry(name).or_insert_with(|| Model {
@@ -201,7 +192,7 @@ const CUSTOMARY: &str = "Q4_K_M";
 
 fn choose(repository: &str, files: Vec<Sibling>, choice: &Choice) -> Result<Vec<Sibling>, String> {
     if let Choice::File(path) = choice
-        && part_of(path).is_none()
+        && ShardName::of(path).is_none()
     {
         let mut found = files.into_iter().filter(|file| file.path == *path);
         return match found.next() {
@@ -352,25 +343,12 @@ mod tests {
         );
         let error = choose(&["model.safetensors"]).unwrap_err();
         assert!(error.contains("-GGUF"), "{error}");
+        // Some are made with the matrix, and some are it.
+        let found = choose(&["imatrix/m-imatrix.gguf", "imatrix_m.gguf"]).unwrap();
+        assert_eq!(found[0].path, "imatrix/m-imatrix.gguf");
         // Names that would leave the folder are not there.
         let error = choose(&["../../a.gguf", "b\n.gguf", "x/../a.gguf"]).unwrap_err();
         assert!(error.contains("no GGUF"), "{error}");
-    }
-
-    #[test]
-    fn parts_have_numbers() {
-        assert_eq!(part_of("a/m-00002-of-00003.gguf"), Some(("a/m", 2, 3)));
-        for none in [
-            "m.gguf",
-            "m-2-of-3.gguf",
-            "m-00000-of-00003.gguf",
-            "m-00004-of-00003.gguf",
-            "m-00001-of-00003.bin",
-            "m-00001-of-99999.gguf",
-            "m-+0001-of-00003.gguf",
-        ] {
-            assert_eq!(part_of(none), None, "{none}");
-        }
     }
 
     #[test]

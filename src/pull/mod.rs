@@ -3,7 +3,7 @@
 //!
 //! `source` reads what is asked for, `hub` finds the files of a model, `client` makes one request, `tries` says whether to
 //! make another, `part` is the file that grows, and `download` puts them together: a file has its final name only when it
-//! is whole, has the right checksum where one is known, and opens as GGUF. Runs on the caller's thread.
+//! is whole, has the right checksum where one is known, and its header reads as GGUF. Runs on the caller's thread.
 
 mod address;
 mod client;
@@ -20,8 +20,10 @@ use std::time::Duration;
 
 pub use address::Address;
 pub use hub::HubSettings;
+pub use part::has_bytes;
 pub use sha256::Sha256;
 
+use crate::gguf::{Gguf, NewFileError, check_space};
 use address::check_file_name;
 use client::Client;
 use source::Source;
@@ -48,23 +50,9 @@ pub enum PullError {
         part: Option<PathBuf>,
     },
 
-    #[error(
-        "{} is being fetched by another process: wait for it, or choose another name with --output",
-        path.display()
-    )]
-    Busy { path: PathBuf },
-
-    #[error(
-        "not enough space for {}: {needed} bytes ({:.1} GiB) are to come and {free} bytes ({:.1} GiB) are free; make room and run the same command again, or choose another folder with --output",
-        path.display(),
-        *needed as f64 / GIB,
-        *free as f64 / GIB
-    )]
-    NoSpace {
-        path: PathBuf,
-        needed: u64,
-        free: u64,
-    },
+    /// There is no room for it, another process is fetching it, or it is there by now.
+    #[error(transparent)]
+    Output(#[from] NewFileError),
 
     #[error("cannot {verb} {}: {error}{}", path.display(), hint(error))]
     File {
@@ -73,8 +61,6 @@ pub enum PullError {
         error: io::Error,
     },
 }
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 fn kept(part: Option<&Path>) -> String {
     match part {
@@ -245,11 +231,38 @@ pub fn pull(order: &Order<'_>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Vec<Pu
         let begun: u64 = outputs.iter().filter_map(|output| part_bytes(output)).sum();
         check_space(last, to_come.saturating_sub(begun))?;
     }
-    remotes
+    let pulled = remotes
         .iter()
         .zip(&outputs)
         .map(|(remote, output)| download::download(&client, remote, output, order.force, tell))
-        .collect()
+        .collect::<Result<Vec<_>, _>>()?;
+    check_model(&outputs, tell)?;
+    Ok(pulled)
+}
+
+/// That all files together are a model, which can only be told once the last of them is there.
+fn check_model(outputs: &[PathBuf], tell: &mut dyn FnMut(Event<'_>)) -> Result<(), PullError> {
+    let Some(first) = outputs.first() else {
+        return Ok(());
+    };
+    let name = first.file_name().unwrap_or_default().to_string_lossy();
+    // The bytes are those that were asked for, so the file stays whether or not it can be loaded.
+    match Gguf::open_to_show(first).map(|model| model.refuse_foreign()) {
+        Ok(Ok(())) => {}
+        Ok(Err(foreign)) => tell(Event::Said(&format!(
+            "{name}: it is whole and kept, but strata cannot load it: {foreign}"
+        ))),
+        Err(error) if outputs.len() == 1 => tell(Event::Said(&format!(
+            "{name}: it is whole and kept, but strata cannot load it by itself: {error}"
+        ))),
+        Err(error) => {
+            return Err(PullError::Refused(format!(
+                "{}: each file is whole and kept, but together they are no model: {error}",
+                first.display()
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn part_bytes(output: &Path) -> Option<u64> {
@@ -281,26 +294,4 @@ fn outputs(remotes: &[Remote], output: &Path) -> Result<Vec<PathBuf>, PullError>
     let outputs = remotes.iter().map(in_folder).collect::<Result<_, _>>()?;
     std::fs::create_dir_all(output).map_err(|error| PullError::write(output, error))?;
     Ok(outputs)
-}
-
-fn folder_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    }
-}
-
-/// That the file system of `path` has room for so many bytes more.
-fn check_space(path: &Path, needed: u64) -> Result<(), PullError> {
-    let status = rustix::fs::statvfs(folder_of(path))
-        .map_err(|error| PullError::write(path, error.into()))?;
-    let free = status.f_bavail.saturating_mul(status.f_frsize);
-    match needed > free {
-        true => Err(PullError::NoSpace {
-            path: path.to_owned(),
-            needed,
-            free,
-        }),
-        false => Ok(()),
-    }
 }

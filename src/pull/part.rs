@@ -4,13 +4,14 @@
 //! them, and a file whose note does not fit is emptied before the note is replaced. The length of the file is what has
 //! come; no other record can contradict it. Whoever holds the lock on it is the one that writes.
 
+use super::PullError;
 use super::sha256::{Hasher, Sha256, hash_file};
-use super::{PullError, folder_of};
+use crate::gguf::{Destination, NewFileError, is_at, open_locked, put_in_place};
 use rustix::fs::XattrFlags;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// What the bytes of a part are the beginning of.
@@ -47,42 +48,25 @@ impl Part {
     ///
     /// # Errors
     ///
-    /// Another process is fetching the same file, or the folder cannot be written.
+    /// Another process is fetching the same file, what is there is of somebody else, or the folder cannot be written.
     pub(super) fn open(output: &Path) -> Result<Part, PullError> {
         let error = |error| PullError::write(output, error);
         let path = with_suffix(output, ".part");
-        let file = loop {
-            let file = OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create(true)
-                .truncate(false)
-                // Not what a link there points to, and a pipe would block.
-                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-                .open(&path)
-                .map_err(error)?;
-            if !file.metadata().map_err(error)?.is_file() {
-                let what = format!("{} is no file", path.display());
-                return Err(error(io::Error::other(what)));
-            }
-            match file.try_lock() {
-                Ok(()) => {}
-                Err(TryLockError::WouldBlock) => {
-                    return Err(PullError::Busy {
-                        path: output.to_owned(),
-                    });
-                }
-                Err(TryLockError::Error(other)) => return Err(error(other)),
-            }
-            // Who held the lock before may have given the file its final name: then this is no part any more.
-            if is_at(&file, &path) {
-                break file;
-            }
-        };
+        let file = open_locked(&path).map_err(error)?;
+        let file = file.ok_or_else(|| NewFileError::Busy {
+            path: output.to_owned(),
+        })?;
         let note_path = with_suffix(output, ".part.json");
         let done = file.metadata().map_err(error)?.len();
         let note = read_note(&note_path);
-        let mut part = Part {
+        // A note of ours is there before the first byte is.
+        if note.is_none() && done > 0 {
+            return Err(PullError::Refused(format!(
+                "{} is there and is not of strata: remove it, or choose another name with --output",
+                path.display()
+            )));
+        }
+        Ok(Part {
             file,
             path,
             note_path,
@@ -91,12 +75,7 @@ impl Part {
             hasher: Hasher::new(),
             note: note.unwrap_or_default(),
             inherited: done > 0,
-        };
-        // Bytes of nobody knows what.
-        if part.note == Note::default() && done > 0 {
-            part.empty()?;
-        }
-        Ok(part)
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -145,9 +124,22 @@ impl Part {
         let error = |error| PullError::write(&self.output, error);
         let text = serde_json::to_string(&note).map_err(|json| error(json.into()))?;
         let new = with_suffix(&self.note_path, ".new");
-        std::fs::write(&new, text)
-            .and_then(|()| std::fs::rename(&new, &self.note_path))
-            .map_err(error)?;
+        // One that a killed process left. Whatever else is there now is not opened.
+        let _ = std::fs::remove_file(&new);
+        let write = || {
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                // The address may hold a secret in its query.
+                .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&new)?;
+            file.write_all(text.as_bytes())?;
+            // Without it the bytes would be of nobody after the machine lost its power.
+            file.sync_all()?;
+            std::fs::rename(&new, &self.note_path)
+        };
+        write().map_err(error)?;
         self.note = note;
         Ok(())
     }
@@ -187,22 +179,22 @@ impl Part {
         self.hasher.clone().finish()
     }
 
-    /// Gives the file its name, durably.
-    pub(super) fn finish(self) -> Result<(), PullError> {
-        let error = |error| PullError::write(&self.output, error);
+    /// Gives the file its name, durably. Another that has the name by now is replaced only where that is wanted.
+    pub(super) fn finish(self, replace: bool) -> Result<(), PullError> {
         if let Some(version) = &self.note.version {
             // Not every file system has them; without, only the size is compared another time.
             let value = version.as_bytes();
             let _ =
                 rustix::fs::fsetxattr(&self.file, VERSION_ATTRIBUTE, value, XattrFlags::empty());
         }
-        self.file.sync_all().map_err(error)?;
-        std::fs::rename(&self.path, &self.output).map_err(error)?;
-        // The new name is durable once the folder is. A note that stays is one of no bytes.
+        let to = Destination {
+            path: &self.output,
+            replace,
+        };
+        put_in_place(&self.file, &self.path, to)?;
+        // A note that stays is one of no bytes.
         let _ = std::fs::remove_file(&self.note_path);
-        File::open(folder_of(&self.output))
-            .and_then(|folder| folder.sync_all())
-            .map_err(error)
+        Ok(())
     }
 
     /// Takes it away: nothing in it is of use to anybody.
@@ -233,14 +225,12 @@ pub(super) fn version_of(path: &Path) -> Option<String> {
     String::from_utf8(value).ok()
 }
 
-fn is_at(file: &File, path: &Path) -> bool {
-    let there = std::fs::symlink_metadata(path);
-    match (file.metadata(), there) {
-        (Ok(file), Ok(there)) => (file.dev(), file.ino()) == (there.dev(), there.ino()),
-        _ => false,
-    }
+/// Whether something has come that the next run can go on with.
+pub fn has_bytes(part: &Path) -> bool {
+    part.metadata().is_ok_and(|part| part.len() > 0)
 }
 
+/// `None`: there is none, or it is not of ours.
 fn read_note(path: &Path) -> Option<Note> {
     let mut text = String::new();
     let file = OpenOptions::new()
@@ -249,7 +239,8 @@ fn read_note(path: &Path) -> Option<Note> {
         .open(path)
         .ok()?;
     file.take(NOTE_BYTES_MAX).read_to_string(&mut text).ok()?;
-    serde_json::from_str(&text).ok()
+    let note: Note = serde_json::from_str(&text).ok()?;
+    (note != Note::default()).then_some(note)
 }
 
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -261,6 +252,7 @@ fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt;
 
     fn note() -> Note {
         Note {
@@ -278,7 +270,8 @@ mod tests {
         let mut part = Part::open(&output).unwrap();
         part.begin(note()).unwrap();
         part.append(b"abc").unwrap();
-        assert!(matches!(Part::open(&output), Err(PullError::Busy { .. })));
+        let busy = Part::open(&output).err().unwrap().to_string();
+        assert!(busy.contains("being written by another process"), "{busy}");
         drop(part);
 
         let mut part = Part::open(&output).unwrap();
@@ -291,7 +284,14 @@ mod tests {
         hasher.update(b"abcdef");
         assert_eq!(part.sha256(), hasher.finish());
         assert!(!output.exists());
-        part.finish().unwrap();
+        // What came meanwhile stays, and so do the bytes.
+        std::fs::write(&output, "theirs").unwrap();
+        let error = part.finish(false).unwrap_err().to_string();
+        assert!(error.contains("--force"), "{error}");
+        assert_eq!(std::fs::read(&output).unwrap(), b"theirs");
+        let part = Part::open(&output).unwrap();
+        assert_eq!(part.done(), 6);
+        part.finish(true).unwrap();
         assert_eq!(std::fs::read(&output).unwrap(), b"abcdef");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
         if let Some(version) = version_of(&output) {
@@ -300,28 +300,52 @@ mod tests {
     }
 
     #[test]
-    fn bytes_without_a_note_are_of_no_use() {
-        for damaged in [
+    fn bytes_without_a_note_of_ours_are_not_ours() {
+        for other in [
             None,
             Some(""),
             Some("{"),
             Some("[1]"),
             Some("{\"from\": 3}"),
+            Some("{\"from\": \"\"}"),
         ] {
             let folder = tempfile::tempdir().unwrap();
-            let output = folder.path().join("a.gguf");
-            std::fs::write(folder.path().join("a.gguf.part"), "abc").unwrap();
-            if let Some(text) = damaged {
-                std::fs::write(folder.path().join("a.gguf.part.json"), text).unwrap();
+            let [output, part, note] =
+                ["a.gguf", "a.gguf.part", "a.gguf.part.json"].map(|name| folder.path().join(name));
+            std::fs::write(&part, "abc").unwrap();
+            if let Some(text) = other {
+                std::fs::write(&note, text).unwrap();
             }
-            assert_eq!(Part::open(&output).unwrap().done(), 0, "{damaged:?}");
-            // And nothing is left of it.
-            assert_eq!(
-                std::fs::read_dir(folder.path()).unwrap().count(),
-                0,
-                "{damaged:?}"
-            );
+            let error = Part::open(&output).err().unwrap().to_string();
+            assert!(error.contains("is not of strata: remove it"), "{error}");
+            // And all of it is left.
+            assert_eq!(std::fs::read(&part).unwrap(), b"abc", "{other:?}");
+            assert_eq!(std::fs::read_to_string(&note).ok().as_deref(), other);
         }
+    }
+
+    #[test]
+    fn a_note_is_for_its_owner_and_written_to_no_other_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let [output, other, new, json] = [
+            "a.gguf",
+            "other",
+            "a.gguf.part.json.new",
+            "a.gguf.part.json",
+        ]
+        .map(|name| folder.path().join(name));
+        std::fs::write(&other, "mine").unwrap();
+        std::os::unix::fs::symlink(&other, &new).unwrap();
+        let mut part = Part::open(&output).unwrap();
+        part.begin(note()).unwrap();
+        assert_eq!(std::fs::read(&other).unwrap(), b"mine");
+        let mode = std::fs::symlink_metadata(&json).unwrap().permissions();
+        assert_eq!(mode.mode() & 0o777, 0o600);
+        // A pipe would be waited at.
+        let made = std::process::Command::new("mkfifo").arg(&new).status();
+        assert!(made.unwrap().success());
+        part.begin(note()).unwrap();
+        assert!(!new.exists());
     }
 
     #[test]

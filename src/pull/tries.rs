@@ -1,6 +1,7 @@
 //! How often something is tried again, and after what pause.
 
 use super::client::Trouble;
+use super::part::has_bytes;
 use super::{Limits, PullError};
 use std::path::Path;
 use std::time::Duration;
@@ -49,7 +50,7 @@ impl Tries {
             return Err(PullError::GaveUp {
                 reason,
                 tries: self.failed,
-                part: part.filter(has_bytes).map(Path::to_owned),
+                part: part.filter(|part| has_bytes(part)).map(Path::to_owned),
             });
         }
         let doublings = (self.failed - 1).min(16);
@@ -69,10 +70,6 @@ impl Tries {
             pause,
         })
     }
-}
-
-fn has_bytes(part: &&Path) -> bool {
-    part.metadata().is_ok_and(|part| part.len() > 0)
 }
 
 #[cfg(test)]

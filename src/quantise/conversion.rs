@@ -2,14 +2,13 @@
 
 use super::{FLOAT_BYTES, QuantiseError};
 use crate::gguf::{
-    Choice, Gguf, GgufError, Header, Metadata, Mixture, ModelShape, TensorShape, TensorType,
+    Choice, Gguf, Header, Metadata, Mixture, ModelShape, TensorShape, TensorType, refuse_alone,
 };
 use std::collections::BTreeMap;
 
 /// Of all block formats as they are today (`GGML_QNT_VERSION`).
 const QUANTISATION_VERSION: u32 = 2;
 const SPLIT_KEYS: &str = "split.";
-const SPLIT_TENSORS: &str = "split.tensors.count";
 
 /// A file that is to be made from another.
 #[derive(Clone, Debug)]
@@ -23,9 +22,9 @@ impl Conversion {
     /// What becomes of a model under the name of a mixture.
     ///
     /// # Errors
-    /// The input is one part of a split model, or its metadata do not say what the mixture asks for.
+    /// The input is one shard of a split model without the others, or its metadata do not say what the mixture asks for.
     pub fn new(input: Gguf, mixture: Mixture) -> Result<Conversion, QuantiseError> {
-        refuse_part(&input)?;
+        refuse_alone(&input)?;
         let shape = ModelShape::of(&input)?;
         let choices: Vec<Option<Choice>> = (input.tensors.iter())
             .map(|tensor| mixture.choose(&tensor.name, &tensor.dimensions, shape))
@@ -119,20 +118,5 @@ impl Conversion {
             *kinds.entry(tensor.kind).or_default() += 1;
         }
         kinds
-    }
-}
-
-/// One part of a split model would become a file that looks whole. A reader that has joined the parts has all tensors.
-fn refuse_part(input: &Gguf) -> Result<(), GgufError> {
-    let here = input.tensors.len() as u64;
-    match input.metadata.u64(SPLIT_TENSORS)? {
-        Some(all) if all != here => Err(GgufError::key(
-            SPLIT_TENSORS,
-            format_args!(
-                "is {all} and this file holds {here} tensors: it is one part of a split model; join the parts with \
-                 `llama-gguf-split --merge`"
-            ),
-        )),
-        _ => Ok(()),
     }
 }

@@ -18,10 +18,10 @@ mod tests;
 pub use chunks::THREAD_BYTES_MAX;
 pub use conversion::Conversion;
 
-use crate::gguf::{GgufError, NewFile, NewFileError, TensorType};
+use crate::gguf::{Destination, GgufError, NewFile, NewFileError, TensorType};
 use std::io::{self, BufWriter, Write};
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum QuantiseError {
@@ -52,7 +52,7 @@ pub enum QuantiseError {
 /// that are written so far and in all, each as the four bytes of an f32, and says whether to go on.
 pub fn quantise(
     conversion: &Conversion,
-    output: &Path,
+    output: Destination<'_>,
     threads: NonZeroUsize,
     mut progress: impl FnMut(u64, u64) -> bool,
 ) -> Result<(), QuantiseError> {

@@ -6,6 +6,7 @@ use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::path::Path;
 
 /// A llama's metadata, as far as the rules ask for them.
 fn metadata() -> Metadata {
@@ -43,7 +44,7 @@ fn write_model(path: &Path, metadata: &Metadata, shapes: &[TensorShape]) -> Gguf
             sink.write_all(&by_candle(&floats, tensor.kind))
         })
         .unwrap();
-    Gguf::open(path).unwrap()
+    Gguf::open_file(path).unwrap()
 }
 
 /// Candle's blocks of a whole tensor.
@@ -62,7 +63,12 @@ fn bytes_of(path: &Path, tensor: &crate::gguf::TensorInfo) -> Vec<u8> {
 fn run(input: &Path, output: &Path, mixture: Mixture) -> Result<Gguf, QuantiseError> {
     let conversion = Conversion::new(Gguf::open(input).unwrap(), mixture)?;
     let threads = NonZeroUsize::new(3).unwrap();
-    quantise(&conversion, output, threads, |_, _| true)?;
+    quantise(
+        &conversion,
+        Destination::replacing(output),
+        threads,
+        |_, _| true,
+    )?;
     Ok(Gguf::open(output).unwrap())
 }
 
@@ -168,7 +174,7 @@ fn metadata_are_kept_and_what_says_split_is_not() {
     let mut keys = metadata();
     let count = shapes(TensorType::F16).len() as u64;
     keys.insert("split.no", 0u16);
-    keys.insert("split.count", 2u16);
+    keys.insert("split.count", 1u16);
     keys.insert("split.tensors.count", count);
     keys.insert("general.alignment", 64u32);
     write_model(&input, &keys, &shapes(TensorType::F16));
@@ -188,10 +194,13 @@ fn metadata_are_kept_and_what_says_split_is_not() {
     );
     assert_eq!(after.alignment, 64);
 
+    keys.insert("split.count", 2u16);
     keys.insert("split.tensors.count", count + 1);
     write_model(&input, &keys, &shapes(TensorType::F16));
-    let error = run(&input, &output, Mixture::Q4_0).unwrap_err().to_string();
-    assert!(error.contains("one part of a split model"), "{error}");
+    let alone = Gguf::open_file(&input).unwrap();
+    let error = Conversion::new(alone, Mixture::Q4_0).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("shard 1 of a split model"), "{error}");
 }
 
 #[test]
@@ -247,24 +256,35 @@ fn an_interrupt_a_shrunk_input_and_a_missing_folder_leave_nothing() {
     let conversion = Conversion::new(before, Mixture::Q8_0).unwrap();
     let threads = NonZeroUsize::new(2).unwrap();
     let mut calls = 0;
-    let interrupted = quantise(&conversion, &output, threads, |done, total| {
-        assert!(done <= total);
-        calls += 1;
-        calls < 3
-    });
+    let interrupted = quantise(
+        &conversion,
+        Destination::replacing(&output),
+        threads,
+        |done, total| {
+            assert!(done <= total);
+            calls += 1;
+            calls < 3
+        },
+    );
     assert!(
         matches!(interrupted, Err(QuantiseError::Interrupted)),
         "{interrupted:?}"
     );
     let absent = folder.path().join("absent/out.gguf");
-    let error = quantise(&conversion, &absent, threads, |_, _| true).unwrap_err();
+    let error = quantise(&conversion, Destination::new(&absent), threads, |_, _| true).unwrap_err();
     assert!(error.to_string().contains("cannot write"), "{error}");
     let file = std::fs::OpenOptions::new()
         .write(true)
         .open(&input)
         .unwrap();
     file.set_len(before_end(&conversion) - 1).unwrap();
-    let error = quantise(&conversion, &output, threads, |_, _| true).unwrap_err();
+    let error = quantise(
+        &conversion,
+        Destination::replacing(&output),
+        threads,
+        |_, _| true,
+    )
+    .unwrap_err();
     assert!(error.to_string().contains("cannot read"), "{error}");
     let mut names: Vec<_> = std::fs::read_dir(folder.path())
         .unwrap()

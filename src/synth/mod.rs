@@ -7,7 +7,6 @@ mod blocks;
 mod vocabulary;
 
 use std::io::{self, BufWriter, Write};
-use std::path::Path;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::SeedableRng;
@@ -15,7 +14,9 @@ use rand_chacha::rand_core::SeedableRng;
 pub use blocks::{fill_floats, fill_random};
 
 use crate::gguf::card::ShapeCard;
-use crate::gguf::{Gguf, GgufError, Header, NewFile, NewFileError, TensorInfo, TensorType};
+use crate::gguf::{
+    Destination, Gguf, GgufError, Header, NewFile, NewFileError, TensorInfo, TensorType,
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SynthError {
@@ -44,12 +45,12 @@ pub struct Synthesised {
     pub filler_tokens: u32,
 }
 
-/// Writes the model that `card` describes to `path`. `progress` is called with the weight bytes written so far and in
+/// Writes the model that `card` describes to its destination. `progress` is called with the weight bytes written so far and in
 /// all. Equal arguments give equal files.
 pub fn synthesise(
     card: &ShapeCard,
     vocabulary: &Gguf,
-    path: &Path,
+    to: Destination<'_>,
     seed: u64,
     mut progress: impl FnMut(u64, u64),
 ) -> Result<Synthesised, SynthError> {
@@ -60,7 +61,7 @@ pub fn synthesise(
     let index = header.index();
     let weight_bytes = index.tensors.iter().map(|tensor| tensor.bytes).sum();
 
-    let output = NewFile::create(path, index.file_bytes)?;
+    let output = NewFile::create(to, index.file_bytes)?;
     let mut filler = Filler {
         rope_factors: card.rope_factors(),
         seed,

@@ -1,5 +1,6 @@
 use super::*;
 use crate::gguf::{Metadata, TensorShape};
+use std::path::Path;
 
 const CARD: &str = "name = 'small'\narchitecture = 'llama'\nlayers = 2\nembedding_length = 256\nfeed_forward_length = 512\n\
     head_count = 4\nhead_count_kv = 2\nvocabulary_size = 20\ncontext_length = 512\nrms_epsilon = 1e-5\ntied_head = false\n\
@@ -37,9 +38,13 @@ fn a_card_becomes_a_file_with_its_tensors_and_the_vocabulary() {
     let card = ShapeCard::parse(CARD).unwrap();
     let vocabulary = vocabulary(&["a", "<filler_1>", "b"]);
     let mut reports = Vec::new();
-    let made = synthesise(&card, &vocabulary, &path, 1, |done, all| {
-        reports.push((done, all))
-    })
+    let made = synthesise(
+        &card,
+        &vocabulary,
+        Destination::new(&path),
+        1,
+        |done, all| reports.push((done, all)),
+    )
     .unwrap();
     assert_eq!(made.filler_tokens, 17);
     assert_eq!(names_in(folder.path()), ["small.gguf"]);
@@ -103,7 +108,14 @@ fn one_seed_gives_one_file() {
     let path = folder.path().join("small.gguf");
     let card = ShapeCard::parse(CARD).unwrap();
     let make = |seed| {
-        synthesise(&card, &vocabulary(&["a"]), &path, seed, |_, _| {}).unwrap();
+        synthesise(
+            &card,
+            &vocabulary(&["a"]),
+            Destination::replacing(&path),
+            seed,
+            |_, _| {},
+        )
+        .unwrap();
         std::fs::read(&path).unwrap()
     };
     let first = make(1);
@@ -118,16 +130,27 @@ fn a_failed_run_leaves_the_old_file_and_no_other() {
     std::fs::write(&path, b"old").unwrap();
     let card = ShapeCard::parse(CARD).unwrap();
     let interrupted = std::panic::catch_unwind(|| {
-        synthesise(&card, &vocabulary(&["a"]), &path, 1, |_, _| {
-            panic!("stop here")
-        })
+        synthesise(
+            &card,
+            &vocabulary(&["a"]),
+            Destination::replacing(&path),
+            1,
+            |_, _| panic!("stop here"),
+        )
     });
     assert!(interrupted.is_err());
     assert_eq!(names_in(folder.path()), ["small.gguf"]);
     assert_eq!(std::fs::read(&path).unwrap(), b"old");
     // What a killed process leaves is written over.
     std::fs::write(folder.path().join("small.gguf.partial"), b"half").unwrap();
-    synthesise(&card, &vocabulary(&["a"]), &path, 1, |_, _| {}).unwrap();
+    synthesise(
+        &card,
+        &vocabulary(&["a"]),
+        Destination::replacing(&path),
+        1,
+        |_, _| {},
+    )
+    .unwrap();
     assert_eq!(names_in(folder.path()), ["small.gguf"]);
     assert!(Gguf::open(&path).is_ok());
 }
@@ -137,7 +160,7 @@ fn errors_say_what_is_short() {
     let folder = tempfile::tempdir().unwrap();
     let card = ShapeCard::parse(CARD).unwrap();
     let check = |card: &ShapeCard, vocabulary: &Gguf, path: &Path, says: &str| {
-        let error = synthesise(card, vocabulary, path, 1, |_, _| {})
+        let error = synthesise(card, vocabulary, Destination::new(path), 1, |_, _| {})
             .unwrap_err()
             .to_string();
         assert!(error.contains(says) && !error.contains('\n'), "{error}");

@@ -1,6 +1,7 @@
 //! Places that cannot be written: folders, full disks, closed pipes; and a run that is killed half way.
 
 use super::process::{Guard, Server, run, strata};
+use super::split::{Dealt, split};
 use super::{CARD, good_model};
 use std::fs::OpenOptions;
 use std::os::unix::fs::PermissionsExt;
@@ -52,7 +53,7 @@ fn synth_into_a_place_that_cannot_be_written_leaves_nothing() {
         (path("folder"), "a directory"),
         (path("good.gguf/out.gguf"), "Not a directory"),
         (path("busy/out.gguf"), "directory"),
-        (path("pipe/out.gguf"), "No such device"),
+        (path("pipe/out.gguf"), "is no file"),
         (path("link/out.gguf"), "symbolic links"),
         ("/dev/full".into(), "a device"),
         ("/".into(), "a directory"),
@@ -65,6 +66,14 @@ fn synth_into_a_place_that_cannot_be_written_leaves_nothing() {
     assert_eq!(std::fs::read_to_string(path("precious")).unwrap(), "kept");
     assert_holds(&path("folder"), &[]);
     run(&mut synth(&card, &model, &model)).refusal(2, &["the vocabulary file itself"]);
+    // In several files it is all of them.
+    let shards = split(&model, 3, Dealt::InRuns);
+    for onto in &shards {
+        let before = std::fs::read(onto).unwrap();
+        let outcome = run(synth(&card, onto, &shards[0]).arg("--force"));
+        outcome.refusal(2, &["the vocabulary file itself"]);
+        assert!(std::fs::read(onto).unwrap() == before);
+    }
 }
 
 #[test]
@@ -166,6 +175,19 @@ fn synth_to_a_full_disk_says_how_much_is_missing() {
     let output = disk.0.path().join("out.gguf");
     run(&mut synth(&card, &output, &model)).refusal(1, &["not enough space", "are free"]);
     assert_holds(disk.0.path(), &[]);
+
+    // Room for one file, and an interrupted run has left almost all of one.
+    let good = folder.path().join("good-size.gguf");
+    run(&mut synth(&card, &good, &model)).success();
+    let bytes = std::fs::metadata(&good).unwrap().len();
+    let Some(disk) = SmallDisk::mount(bytes as u32 + (64 << 10)) else {
+        return;
+    };
+    let output = disk.0.path().join("out.gguf");
+    let left = disk.0.path().join("out.gguf.partial");
+    std::fs::write(&left, vec![1; bytes as usize - 1]).unwrap();
+    run(&mut synth(&card, &output, &model)).success();
+    assert_holds(disk.0.path(), &["out.gguf"]);
 }
 
 /// A disk that fills up while the file is written, as the limit of a file's size.

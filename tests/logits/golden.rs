@@ -6,7 +6,7 @@ use crate::run::{
 use serde_json::Value;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use strata::gguf::{Gguf, Mixture};
+use strata::gguf::{Destination, Gguf, Mixture};
 use strata::placement::KvType;
 use strata::quantise::{Conversion, quantise};
 
@@ -143,7 +143,7 @@ fn smollm2_quantised_here_is_as_near() {
     ] {
         let conversion = Conversion::new(Gguf::open(input).unwrap(), mixture).unwrap();
         let threads = NonZeroUsize::new(2).unwrap();
-        quantise(&conversion, output, threads, |_, _| true).unwrap();
+        quantise(&conversion, Destination::new(output), threads, |_, _| true).unwrap();
     }
     check_distance("smollm2.json", &output);
 }

@@ -1,12 +1,22 @@
 //! Models by their names, from a hub of our own.
 
+use super::process::Guard;
 use super::server::{Reply, Request, Server};
-use super::{MODEL, OTHER, Place, assert_fetched, assert_refused, run};
+use super::split::{Dealt, split};
+use super::{IMPATIENT, MODEL, OTHER, Place, assert_fetched, assert_refused, run};
+use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const LISTING: &str = "/api/models/o/r/revision/main?blobs=true";
+
+const PARTS: [&str; 2] = [
+    "F16/m-F16-00001-of-00002.gguf",
+    "F16/m-F16-00002-of-00002.gguf",
+];
 
 /// As `sha256sum` has them.
 const MODEL_SUM: &str = "26a087b4ac7971db5785aef3f813b4a107e54299acb8d244a982145ade060d3e";
@@ -16,14 +26,32 @@ fn large(path: &str, bytes: &[u8], sum: &str) -> Value {
     json!({"rfilename": path, "size": bytes.len(), "lfs": {"sha256": sum, "size": bytes.len()}})
 }
 
-/// The files of a repository; those of two parts are two different models, which does not matter here.
+fn sum(bytes: &[u8]) -> String {
+    let sum = digest(&SHA256, bytes);
+    let digits = sum.as_ref().iter().map(|byte| format!("{byte:02x}"));
+    digits.collect()
+}
+
+/// A model in two files.
+fn shards() -> &'static [Vec<u8>; 2] {
+    static SHARDS: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
+    SHARDS.get_or_init(|| {
+        let place = Place::new();
+        let whole = place.path("m-F16.gguf");
+        std::fs::write(&whole, MODEL).unwrap();
+        let paths = split(&whole, 2, Dealt::InRuns);
+        [0, 1].map(|number: usize| std::fs::read(&paths[number]).unwrap())
+    })
+}
+
+/// The files of a repository.
 fn siblings() -> Value {
     json!([
         {"rfilename": "README.md", "size": 5},
         large("m-Q8_0.gguf", OTHER, OTHER_SUM),
         large("m-Q4_K_M.gguf", MODEL, MODEL_SUM),
-        large("F16/m-F16-00001-of-00002.gguf", MODEL, MODEL_SUM),
-        large("F16/m-F16-00002-of-00002.gguf", OTHER, OTHER_SUM),
+        large(PARTS[0], &shards()[0], &sum(&shards()[0])),
+        large(PARTS[1], &shards()[1], &sum(&shards()[1])),
         large("../../evil.gguf", MODEL, MODEL_SUM),
     ])
 }
@@ -42,7 +70,10 @@ fn answer(request: &Request, reply: &mut Reply, siblings: &Value, elsewhere: &st
     let Some(path) = path.strip_prefix(&format!("/o/r/resolve/{COMMIT}/")) else {
         return reply.answer(404, &[], "");
     };
-    let is_other = path.contains("Q8_0") || path.contains("00002-of");
+    if let Some(part) = PARTS.iter().position(|part| *part == path) {
+        return reply.file(request, &shards()[part], "\"p\"");
+    }
+    let is_other = path.contains("Q8_0");
     let (bytes, sum) = if is_other {
         (OTHER, OTHER_SUM)
     } else {
@@ -122,8 +153,14 @@ fn all_parts_are_fetched() {
         let paths = files.map(|file| format!("{}\n", place.path(file).display()));
         assert_eq!(outcome.success(), paths.concat());
         assert_eq!(place.names(), files);
-        assert!(std::fs::read(place.path(files[0])).unwrap() == MODEL);
-        assert!(std::fs::read(place.path(files[1])).unwrap() == OTHER);
+        for (file, bytes) in files.iter().zip(shards()) {
+            assert!(std::fs::read(place.path(file)).unwrap() == *bytes);
+        }
+        assert!(
+            !outcome.stderr.contains("cannot load"),
+            "{}",
+            outcome.stderr
+        );
         // Those that are there are not asked for.
         let asked = hub.requests().len();
         std::fs::remove_file(place.path(files[1])).unwrap();
@@ -221,8 +258,109 @@ fn listings_are_hostile() {
         1 => reply.stall(),
         _ => answer(request, reply, &siblings(), ""),
     });
-    let outcome = run(&mut command(&place, &busy, "o/r", &[]));
+    let outcome = run(&mut command(&place, &busy, "o/r", &IMPATIENT));
     assert_fetched(&outcome, &place.path("m-Q4_K_M.gguf"), MODEL);
+}
+
+/// What is whole is kept, whether or not it can be loaded.
+#[test]
+fn what_cannot_be_loaded_is_kept_and_said() {
+    // One shard, by its address.
+    let (hub, place) = (hub(), Place::new());
+    let url = hub.url(&format!("/o/r/resolve/{COMMIT}/{}", PARTS[1]));
+    let outcome = place.pull(&url, &[]);
+    let path = place.path("m-F16-00002-of-00002.gguf");
+    assert_fetched(&outcome, &path, &shards()[1]);
+    assert!(
+        outcome.stderr.contains("shard 1 of 2 is missing"),
+        "{}",
+        outcome.stderr
+    );
+    // A type that nothing computes with (20 is IQ4_NL), in all of a model or in a shard of it.
+    let foreign = |bytes: &[u8]| {
+        let name = b"blk.0.attn_q.weight";
+        let at = bytes.windows(name.len()).position(|text| text == name);
+        // After the name: the number of dimensions, two of them, the type.
+        let at = at.unwrap() + name.len() + 4 + 2 * 8;
+        let mut bytes = bytes.to_vec();
+        bytes[at..at + 4].copy_from_slice(&20u32.to_le_bytes());
+        bytes
+    };
+    let check = |names: [&'static str; 2], files: [Vec<u8>; 2]| {
+        let sent = files.clone();
+        let hub = Server::start(move |request, reply| {
+            let found = |name: &&str| request.path.ends_with(name);
+            match names.iter().position(found) {
+                Some(file) => reply.file(request, &sent[file], "\"f\""),
+                None => {
+                    let siblings = names.map(|name| json!({"rfilename": name}));
+                    answer(request, reply, &json!(siblings), "");
+                }
+            }
+        });
+        let place = Place::new();
+        let outcome = run(&mut command(
+            &place,
+            &hub,
+            &format!("o/r/{}", names[0]),
+            &[],
+        ));
+        outcome.success();
+        for part in ["whole and kept", "type IQ4_NL is not supported"] {
+            let text = &outcome.stderr;
+            assert!(text.contains(part), "{text:?} lacks {part:?}");
+        }
+        assert!(std::fs::read(place.path(names[0])).unwrap() == files[0]);
+    };
+    let whole = foreign(MODEL);
+    check(["m.gguf", "n.gguf"], [whole.clone(), whole]);
+    let [first, second] = shards();
+    let names = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
+    check(names, [foreign(first), second.clone()]);
+}
+
+#[test]
+fn an_interrupt_between_parts_says_how_to_go_on() {
+    let waits = Server::start(|request, reply| match request.path.ends_with(PARTS[1]) {
+        true => reply.stall(),
+        false => answer(request, reply, &siblings(), ""),
+    });
+    let place = Place::new();
+    let mut command = command(&place, &waits, "o/r:F16", &["--stall-timeout", "60"]);
+    let mut child = Guard(command.stderr(Stdio::piped()).spawn().unwrap());
+    let began = Instant::now();
+    while waits.requests().len() < 3 {
+        assert!(began.elapsed() < Duration::from_secs(60), "nothing comes");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let id = child.0.id().to_string();
+    let kill = Command::new("kill").args(["-s", "INT", &id]).status();
+    assert!(kill.unwrap().success());
+    assert_eq!(child.wait().code(), Some(130));
+    let text = std::io::read_to_string(child.0.stderr.take().unwrap()).unwrap();
+    assert!(
+        text.contains("are whole: run the same command again to go on"),
+        "{text}"
+    );
+    assert!(place.path("m-F16-00001-of-00002.gguf").exists());
+}
+
+#[test]
+fn parts_of_two_models_are_no_model() {
+    let hub = Server::start(|request, reply| {
+        let names = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"];
+        match request.path.contains("/resolve/") {
+            true => reply.file(request, &shards()[0], "\"f\""),
+            false => {
+                let siblings = names.map(|name| json!({"rfilename": name}));
+                answer(request, reply, &json!(siblings), "");
+            }
+        }
+    });
+    let place = Place::new();
+    let outcome = run(&mut command(&place, &hub, "o/r", &[]));
+    let parts = ["each file is whole", "no model", "shard of another model"];
+    assert_refused(&outcome, 1, &place.path("m.gguf"), &parts);
 }
 
 #[test]

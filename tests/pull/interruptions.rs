@@ -2,7 +2,10 @@
 
 use super::process::Guard;
 use super::server::Server;
-use super::{MODEL, OTHER, Place, assert_fetched, assert_refused, fetched, refused};
+use super::{
+    IMPATIENT, MODEL, OTHER, Place, assert_fetched, assert_refused, fetched, fetched_with, refused,
+    refused_with,
+};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -78,7 +81,8 @@ fn a_server_that_stalls_is_asked_anew() {
     let began = Instant::now();
     // In the body, then before the headers or amid them.
     for beginning in ["", "HTTP/1.1 206 Whatever\r\nContent-"] {
-        let server = fetched(
+        let server = fetched_with(
+            &IMPATIENT,
             move |request, reply| match request.number {
                 0 => {
                     reply.file_until(request, MODEL, VERSION, 70_000);
@@ -108,7 +112,8 @@ fn tries_without_a_byte_end() {
         ],
         3,
     );
-    refused(
+    refused_with(
+        &IMPATIENT,
         |_, reply| reply.stall(),
         &["sent nothing for 0.5 s", "gave up after 3 tries"],
         3,
@@ -128,7 +133,8 @@ fn tries_without_a_byte_end() {
 #[test]
 fn headers_that_drip_are_not_waited_for() {
     let began = Instant::now();
-    refused(
+    refused_with(
+        &IMPATIENT,
         |_, reply| {
             reply.raw(b"HTTP/1.1 200 OK\r\n");
             for number in 0..100 {
@@ -255,7 +261,7 @@ fn only_one_fetches() {
         &second,
         1,
         &place.path("m.gguf"),
-        &["being fetched by another process"],
+        &["being written by another process"],
     );
     first.0.kill().unwrap();
     first.wait();
@@ -300,11 +306,13 @@ fn what_was_left_of_another_version_or_file_is_not_used() {
         "{}",
         outcome.stderr
     );
-    // Its note is damaged.
+    // Its note is none of ours: then the bytes are somebody else's.
     let (server, place) = left(MODEL, VERSION);
     std::fs::write(place.path("m.gguf.part.json"), "{\"from\": ").unwrap();
     let outcome = place.pull(&server.url("/m.gguf"), &[]);
-    assert_fetched(&outcome, &place.path("m.gguf"), MODEL);
+    let parts = ["m.gguf.part is there and is not of strata", "--output"];
+    assert_refused(&outcome, 1, &place.path("m.gguf"), &parts);
+    assert_eq!(place.path("m.gguf.part").metadata().unwrap().len(), 1000);
     // It is longer than the file.
     let (server, place) = left(MODEL, VERSION);
     std::fs::write(place.path("m.gguf.part"), vec![0; MODEL.len() + 1]).unwrap();

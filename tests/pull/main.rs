@@ -7,6 +7,8 @@
 mod http;
 #[path = "../support/process.rs"]
 mod process;
+#[path = "../support/split.rs"]
+mod split;
 
 mod hub;
 mod interruptions;
@@ -41,7 +43,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// The program, patient for a fraction of a second.
+    /// The program, patient enough for a machine that is busy with other things.
     fn command(&self, name: &str, flags: &[&str]) -> Command {
         let mut command = strata();
         for (name, _) in std::env::vars_os() {
@@ -59,7 +61,7 @@ impl Place {
         }
         let usual = [
             ("--retry-pause", "0.01"),
-            ("--stall-timeout", "0.5"),
+            ("--stall-timeout", "20"),
             ("--tries", "3"),
         ];
         for (flag, value) in usual {
@@ -123,14 +125,26 @@ fn assert_refused(outcome: &Outcome, code: i32, path: &Path, parts: &[&str]) {
     }
 }
 
+/// For servers that say nothing: how long that is waited for.
+const IMPATIENT: [&str; 2] = ["--stall-timeout", "0.5"];
+
 /// What a server does, what becomes of it, and what is said meanwhile.
 #[track_caller]
 fn fetched(
     handler: impl Fn(&Request, &mut Reply) + Send + Sync + 'static,
     said: &[&str],
 ) -> Server {
+    fetched_with(&[], handler, said)
+}
+
+#[track_caller]
+fn fetched_with(
+    flags: &[&str],
+    handler: impl Fn(&Request, &mut Reply) + Send + Sync + 'static,
+    said: &[&str],
+) -> Server {
     let (server, place) = (Server::start(handler), Place::new());
-    let outcome = place.pull(&server.url("/m.gguf"), &[]);
+    let outcome = place.pull(&server.url("/m.gguf"), flags);
     assert_fetched(&outcome, &place.path("m.gguf"), MODEL);
     for part in said {
         let text = &outcome.stderr;
@@ -146,8 +160,18 @@ fn refused(
     parts: &[&str],
     requests: usize,
 ) {
+    refused_with(&[], handler, parts, requests);
+}
+
+#[track_caller]
+fn refused_with(
+    flags: &[&str],
+    handler: impl Fn(&Request, &mut Reply) + Send + Sync + 'static,
+    parts: &[&str],
+    requests: usize,
+) {
     let (server, place) = (Server::start(handler), Place::new());
-    let outcome = place.pull(&server.url("/m.gguf"), &[]);
+    let outcome = place.pull(&server.url("/m.gguf"), flags);
     assert_refused(&outcome, 1, &place.path("m.gguf"), parts);
     assert_eq!(server.requests().len(), requests, "{}", outcome.stderr);
 }

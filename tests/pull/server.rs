@@ -86,7 +86,7 @@ impl Server {
         self.requests.lock().unwrap().clone()
     }
 
-    /// Bytes of bodies that were sent.
+    /// Bytes of bodies that were sent, or are being sent just now.
     pub(crate) fn sent(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
@@ -146,8 +146,14 @@ impl Reply {
     }
 
     pub(crate) fn body(&mut self, bytes: &[u8]) {
-        if self.stream.write_all(bytes).is_ok() {
-            self.sent.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        for piece in bytes.chunks(64 << 10) {
+            // Before they are sent: who has them all may ask at once how many there were.
+            let bytes = piece.len() as u64;
+            self.sent.fetch_add(bytes, Ordering::Relaxed);
+            if self.stream.write_all(piece).is_err() {
+                self.sent.fetch_sub(bytes, Ordering::Relaxed);
+                return;
+            }
         }
     }
 

@@ -8,8 +8,8 @@
 
 use std::fs::{File, create_dir_all};
 use std::path::{Path, PathBuf};
-use strata::gguf::Gguf;
 use strata::gguf::card::ShapeCard;
+use strata::gguf::{Destination, Gguf};
 use strata::synth::synthesise;
 
 /// Changes when the file would.
@@ -26,7 +26,7 @@ pub(crate) fn tinyllama() -> PathBuf {
     if !path.is_file() {
         let card = ShapeCard::open(&root.join("models/tinyllama-1.1b.toml")).unwrap();
         let vocabulary = Gguf::open(&root.join("tests/data/tiny/llama.gguf")).unwrap();
-        synthesise(&card, &vocabulary, &path, 1, |_, _| {}).unwrap();
+        synthesise(&card, &vocabulary, Destination::new(&path), 1, |_, _| {}).unwrap();
     }
     path
 }

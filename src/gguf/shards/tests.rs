@@ -272,22 +272,6 @@ fn a_split_into_one_needs_no_name() {
     }
 }
 
-#[test]
-fn the_name_of_a_split_model_has_no_number() {
-    for (path, unsplit) in [
-        ("a/m-00001-of-00003.gguf", "a/m.gguf"),
-        ("m-00012-of-00012.gguf", "m.gguf"),
-        ("m-1b-00002-of-00004.gguf", "m-1b.gguf"),
-        ("m.gguf", "m.gguf"),
-        ("m-1-of-3.gguf", "m-1-of-3.gguf"),
-        ("m-0000x-of-00003.gguf", "m-0000x-of-00003.gguf"),
-        ("-00001-of-00003.gguf", "-00001-of-00003.gguf"),
-        ("best-of-5.gguf", "best-of-5.gguf"),
-    ] {
-        assert_eq!(unsplit_path(Path::new(path)), Path::new(unsplit));
-    }
-}
-
 /// Damage to the headers of all shards at once. Seeded, so that a failure repeats.
 #[test]
 fn ten_thousand_damaged_splits_never_panic() {
