@@ -1,8 +1,6 @@
 //! A model whose embedding has more rows than the vocabulary has tokens, as files of some models have: the rows beyond are
 //! padding. They are never chosen, never listed, and have no share of the probability.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 #[path = "support/http.rs"]
 mod http;
 #[path = "support/models.rs"]
