@@ -158,8 +158,9 @@ fn report(
         let began = free_since.max(copy.queued);
         lock().busy_since = Some(began);
         device.wait(&copy.ready);
-        free_since = Instant::now();
         let mut totals = lock();
+        // Under the lock, as on the emulated device: what was busy never becomes less.
+        free_since = Instant::now();
         totals.done.bytes += copy.bytes as u64;
         totals.done.busy += free_since - began;
         totals.busy_since = None;

@@ -224,8 +224,9 @@ fn serve(
             );
             pace.take(bytes);
         }
-        let ended = Instant::now();
         let mut state = shared.lock();
+        // Under the lock: nobody has been told of a later moment, so what was busy never becomes less.
+        let ended = Instant::now();
         state.totals.bytes += copy.source.bytes as u64;
         state.totals.busy += ended - began;
         state.busy_since = None;
