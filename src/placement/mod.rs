@@ -35,6 +35,8 @@ mod plan_tests;
 #[cfg(test)]
 mod prediction_tests;
 #[cfg(test)]
+mod refusal_tests;
+#[cfg(test)]
 mod shapes;
 
 pub use changes::{Change, Gain, best_changes};
