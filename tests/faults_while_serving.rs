@@ -15,7 +15,7 @@ mod process;
 
 use flip::flip;
 use models::{RandomOptions, random};
-use process::{Server, completion, strata};
+use process::{LOG_PATIENCE, Server, completion, strata};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -24,9 +24,6 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 const PROMPT: &str = "the hen on the other hand";
-
-/// Only a broken program takes so long to write a line.
-const LOG_PATIENCE: Duration = Duration::from_secs(10);
 
 /// A model of some megabytes, most of which is read from the file in every step.
 fn model(context: u32) -> (TempDir, PathBuf) {
@@ -94,20 +91,6 @@ fn fails(server: &Server) {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// The first line of the log that has `part`. It may come after the answer: the log is read by a thread.
-#[track_caller]
-fn logged(server: &Server, part: &str) -> String {
-    let until = Instant::now() + LOG_PATIENCE;
-    loop {
-        let log = server.log();
-        if let Some(line) = log.lines().find(|line| line.contains(part)) {
-            return line.to_owned();
-        }
-        assert!(Instant::now() < until, "no line with {part:?}:\n{log}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 #[track_caller]
 fn assert_streams(server: &Server) {
     assert!(server.metric("strata_weight_home_bytes", "storage") > 0.0);
@@ -145,7 +128,7 @@ fn a_file_that_shrinks_fails_requests_until_it_is_whole_again() {
             server.assert_healthy();
         }
         // The log names file, offset and group.
-        let line = logged(&server, "compute a step");
+        let line = server.logged("compute a step");
         for part in ["served.gguf", "layer ", "byte ", "shrank"] {
             assert!(line.contains(part), "{line:?} lacks {part:?}");
         }
@@ -282,7 +265,7 @@ fn a_file_that_took_the_place_of_a_damaged_one_is_served_if_it_is_the_same() {
         fails(&server);
         replace(&path, &whole);
         assert_eq!(server.text(PROMPT, 8), expected, "{placement:?}");
-        logged(&server, "is whole again");
+        server.logged("is whole again");
 
         // Once more, with one that has other weights: none is computed with, and the log says what to do.
         truncate(&path, 4096);
@@ -292,7 +275,7 @@ fn a_file_that_took_the_place_of_a_damaged_one_is_served_if_it_is_the_same() {
         other[place] ^= 1;
         replace(&path, &other);
         fails(&server);
-        let line = logged(&server, "other weights");
+        let line = server.logged("other weights");
         for part in ["served.gguf", "replaced", "at byte ", "restart the server"] {
             assert!(line.contains(part), "{line:?} lacks {part:?}");
         }
@@ -334,7 +317,7 @@ fn a_bit_that_is_changed_in_the_file_gives_no_token() {
         assert!(reads["verified_bytes"].as_u64() > Some(length), "{reads}");
         assert!(reads["verified_groups"].as_u64() > Some(10), "{reads}");
         assert!(reads["retries"]["checksum"].as_u64() >= Some(3), "{reads}");
-        let line = logged(&server, "compute a step");
+        let line = server.logged("compute a step");
         for part in ["served.gguf", "byte ", "other bytes than at first"] {
             assert!(line.contains(part), "{line:?} lacks {part:?}");
         }
@@ -474,7 +457,7 @@ fn where_nothing_is_verified_a_restored_file_is_served_uncompared() {
     fails(&server);
     restore(&path, &whole);
     assert_eq!(server.text(PROMPT, 8), expected);
-    logged(&server, "it was not compared");
+    server.logged("it was not compared");
     let log = server.log();
     assert!(!log.contains("is whole again"), "{log}");
     server.assert_healthy();

@@ -21,7 +21,7 @@ mod split;
 use faults::{load as load_faulty, placements, step};
 use flip::flip;
 use models::{RandomOptions, random};
-use process::{Server, strata};
+use process::{LOG_PATIENCE, Server, strata};
 use run::{Sequence, all_resident, load, settings};
 use split::{Dealt, split};
 use std::fs::OpenOptions;
@@ -35,9 +35,6 @@ use strata::weights::WeightsSettings;
 use tempfile::TempDir;
 
 const PROMPT: &str = "the hen on the other hand";
-
-/// Only a broken program takes so long to write a line.
-const LOG_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The bits of the logits after a prompt and after one token more.
 fn bits(path: &Path, request: &PlanRequest, settings: WeightsSettings) -> Vec<u32> {
@@ -249,20 +246,6 @@ fn fails(server: &Server) {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// The first line of the log that has `part`. It may come after the answer: the log is read by a thread.
-#[track_caller]
-fn logged(server: &Server, part: &str) -> String {
-    let until = Instant::now() + LOG_PATIENCE;
-    loop {
-        let log = server.log();
-        if let Some(line) = log.lines().find(|line| line.contains(part)) {
-            return line.to_owned();
-        }
-        assert!(Instant::now() < until, "no line with {part:?}:\n{log}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 /// Each file is watched by itself: one that was damaged is served again once it is whole, or once another with the same
 /// weights is in its place, and one with other weights is refused.
 #[test]
@@ -279,13 +262,13 @@ fn a_shard_that_is_damaged_or_replaced_while_it_is_served() {
 
         truncate(damaged, 4096);
         fails(&server);
-        let line = logged(&server, "compute a step");
+        let line = server.logged("compute a step");
         for part in ["served-00002-of-00003.gguf", "byte ", "shrank"] {
             assert!(line.contains(part), "{line:?} lacks {part:?}");
         }
         replace(damaged, &whole);
         assert_eq!(server.text(PROMPT, 8), expected, "{placement:?}");
-        let line = logged(&server, "is whole again");
+        let line = server.logged("is whole again");
         assert!(line.contains("served-00002-of-00003.gguf"), "{line}");
 
         truncate(damaged, 4096);
@@ -295,7 +278,7 @@ fn a_shard_that_is_damaged_or_replaced_while_it_is_served() {
         other[place] ^= 1;
         replace(damaged, &other);
         fails(&server);
-        let line = logged(&server, "other weights");
+        let line = server.logged("other weights");
         assert!(line.contains("served-00002-of-00003.gguf"), "{line}");
         replace(damaged, &whole);
         assert_eq!(server.text(PROMPT, 8), expected, "{placement:?}");

@@ -19,6 +19,9 @@ use std::time::{Duration, Instant};
 /// Only a broken program takes so long.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Only a broken program takes so long to write a line.
+pub(super) const LOG_PATIENCE: Duration = Duration::from_secs(10);
+
 /// The program without settings of the environment that runs the tests.
 pub(super) fn strata() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_strata"));
@@ -205,6 +208,20 @@ impl Server {
 
     pub(super) fn log(&self) -> String {
         self.log.lines.lock().unwrap().join("\n")
+    }
+
+    /// The first line of the log that has `part`. It may come after the answer: the log is read by a thread.
+    #[track_caller]
+    pub(super) fn logged(&self, part: &str) -> String {
+        let until = Instant::now() + LOG_PATIENCE;
+        loop {
+            let log = self.log();
+            if let Some(line) = log.lines().find(|line| line.contains(part)) {
+                return line.to_owned();
+            }
+            assert!(Instant::now() < until, "no line with {part:?}:\n{log}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     pub(super) fn get(&self, path: &str) -> Response {
