@@ -231,8 +231,17 @@ fn chunks() {
         },
         &["cut the connection"],
     );
+    // A length that is none: how much came before it was noticed is not the same each time, so only a first chunk has a
+    // number of tries.
+    fetched(
+        move |request, reply| match request.number {
+            0 => chunked(reply, &MODEL[..90_000], b"zzz\r\n"),
+            _ => reply.file(request, MODEL, VERSION),
+        },
+        &["chunk length"],
+    );
     refused(
-        move |_, reply| chunked(reply, MODEL, b"zzz\r\n"),
+        move |_, reply| chunked(reply, &[], b"zzz\r\n"),
         &["gave up after 3 tries"],
         3,
     );
