@@ -55,7 +55,7 @@ fn traced(flags: &str) -> Trace {
 #[test]
 fn three_tiers_on_the_emulated_device() {
     let trace = traced(
-        "--device emulated --device-memory 320KiB --host-memory 256KiB --executor device --link-rate 200MB/s",
+        "--device emulated --device-memory 320KiB --host-memory 224KiB --executor device --link-rate 200MB/s",
     );
     let ways = trace.check(0);
     for way in [Way::ReadAndCopied, Way::Copied, Way::Resident] {

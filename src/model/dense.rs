@@ -126,6 +126,7 @@ impl Ends {
 }
 
 /// What the products of a layer write, `[width, rows]` each: room for the largest layer, used by all of them in turn.
+/// Attention is over where the feed-forward begins, so `gate` is the room of `query`, and `up` that of `attended`.
 pub(super) struct Buffers {
     pub(super) query: Values,
     pub(super) key: Values,
@@ -144,13 +145,15 @@ impl Buffers {
         let mut room = |columns: fn(&LayerMatrices) -> usize| {
             step.values(width, layers.clone().map(columns).max().unwrap_or(0))
         };
+        let query_or_gate = room(|layer| layer.query.rows.max(layer.gate.rows))?;
+        let attended_or_up = room(|layer| layer.output.columns.max(layer.up.rows))?;
         Ok(Buffers {
-            query: room(|layer| layer.query.rows)?,
             key: room(|layer| layer.key.rows)?,
             value: room(|layer| layer.value.rows)?,
-            attended: room(|layer| layer.output.columns)?,
-            gate: room(|layer| layer.gate.rows)?,
-            up: room(|layer| layer.up.rows)?,
+            query: query_or_gate.clone(),
+            gate: query_or_gate,
+            attended: attended_or_up.clone(),
+            up: attended_or_up,
         })
     }
 }

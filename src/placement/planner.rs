@@ -13,7 +13,7 @@ use super::layout::{
 };
 use super::refusal::{self, PlanError};
 use super::scenario::{LayerAttention, PREDICTED_WIDTHS, Scenario, attention};
-use super::scratch::{self, ScratchNeeds};
+use super::scratch::{self, InputForms, ScratchNeeds};
 use super::tuning::host_entries;
 use super::{
     ARENA_ALIGNMENT, GatherBuffer, Group, HumanBytes, KvSplit, KvType, PAGE_TOKENS, Plan, Rates,
@@ -167,6 +167,7 @@ pub(super) struct Problem<'a> {
     pub(super) catalogue: Catalogue,
     pub(super) read_alignment: u64,
     pub(super) small_bytes: u64,
+    pub(super) input_forms: InputForms,
     /// All tensors of the file, used or not.
     pub(super) file_weight_bytes: u64,
     /// Tensors that groups hold.
@@ -211,6 +212,7 @@ impl<'a> Problem<'a> {
             catalogue,
             read_alignment: request.read_alignment,
             small_bytes: small.map_or(0, |group| group.home_bytes()),
+            input_forms: InputForms::of(tensors),
             file_weight_bytes,
             last_groups: RefCell::new(None),
         }
@@ -334,6 +336,7 @@ impl<'a> Problem<'a> {
             host_width_max: self.host_width_max(request),
             embedding_row_bytes: self.embedding_row_bytes(),
             small_bytes: self.small_bytes,
+            forms: self.input_forms,
         };
         let items = scratch::items(self.hyperparameters, request, pages(request), needs);
         let keeps = |tier, budget: u64| scratch::total(&items, tier) <= budget / SCRATCH_SHARE;
@@ -391,6 +394,7 @@ impl<'a> Problem<'a> {
             host_width_max: self.host_width_max(request),
             embedding_row_bytes: self.embedding_row_bytes(),
             small_bytes: self.small_bytes,
+            forms: self.input_forms,
         };
         let scratch = scratch::items(self.hyperparameters, request, pages(request), needs);
         let kv_bytes = round_up(kv.bytes(), ARENA_ALIGNMENT);

@@ -4,7 +4,7 @@
 //! what reads land in and what crosses the link is (`Plan::arena_bytes`); activations are allocated by each step.
 
 use super::{GatherBuffer, PlanRequest, Tier, planner::DeviceKind, round_up};
-use crate::gguf::Hyperparameters;
+use crate::gguf::{Hyperparameters, TensorInfo};
 
 /// One named piece of scratch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -27,6 +27,37 @@ pub(super) struct ScratchNeeds {
     pub(super) embedding_row_bytes: u64,
     /// Bytes of norms, biases and rope factors in the file.
     pub(super) small_bytes: u64,
+    /// 8-bit forms that the weights are multiplied with.
+    pub(super) forms: InputForms,
+}
+
+/// 8-bit forms of an input that some matrices are multiplied with: those of their own blocks.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InputForms {
+    blocks_of_32: bool,
+    blocks_of_256: bool,
+}
+
+impl InputForms {
+    pub(super) fn of(tensors: &[TensorInfo]) -> InputForms {
+        let matrices = || tensors.iter().filter(|tensor| tensor.dimensions.len() > 1);
+        let is_there = |elements| matrices().any(|matrix| matrix.kind.block_elements() == elements);
+        InputForms {
+            blocks_of_32: is_there(32),
+            blocks_of_256: is_there(256),
+        }
+    }
+
+    /// Bytes of a row: by 32, in two orders with scale, sum and their product, 9.5 for four elements; by 256, with a
+    /// scale and sums by 16 and by 32, 4.9. Rows of quants are padded by a cache line or two.
+    fn row_bytes(self, columns: u64) -> u64 {
+        let columns = round_up(columns, PACKED_BLOCK);
+        let by_32 = (columns / 8).saturating_mul(19).saturating_add(2 * 128);
+        let by_256 = (columns / 4).saturating_mul(5).saturating_add(128);
+        by_32
+            .saturating_mul(self.blocks_of_32.into())
+            .saturating_add(by_256.saturating_mul(self.blocks_of_256.into()))
+    }
 }
 
 /// The item whose bytes are in the host arena, page-locked.
@@ -48,9 +79,6 @@ const SPLIT_ATTENTION_PAGE_BYTES: u64 = 4 * super::PAGE_TOKENS as u64 + 8;
 const DESCRIPTION_OF_A_TOKEN_BYTES: u64 = 8 + 8 + 4 + 4;
 
 const F32_BYTES: u64 = 4;
-/// Bytes for four elements of an input in each form that a kernel may read: f32 (16), 8 bits by 32 in two orders with
-/// scale, sum and their product (9.5), 8 bits by 256 with a scale and sums by 16 and by 32 (4.9).
-const INPUT_BYTES_OF_FOUR: u64 = 16 + 10 + 5;
 /// Bytes for 64 elements of an input that is packed for the tiles of one weight type, in whole blocks: at most 97 words
 /// for 256 (Q6_K). Blocks of 32 take 80, and their segments up to an eighth more.
 const PACKED_BYTES_OF_64: u64 = 97;
@@ -71,9 +99,8 @@ const ANGLE_BYTES: u64 = 8;
 /// | item | bytes |
 /// |---|---|
 /// | residual, norm and projection | 3 w E, and again for the tokens whose logits are wanted, at most min(w, parallel) |
-/// | attention q, k, v and output | w (q + k + v + o) |
-/// | feed-forward gate, up and product | 3 w F |
-/// | inputs as the kernels read them | w max(E, F, o), in f32 and in two 8-bit forms, and packed for tiles: E for three weight types, the others for one; what a compute thread unpacks or packs for one tile is of the heap's overhead |
+/// | attention q, k, v and output, and in the place of q and the output feed-forward gate and up | w (max(q, F) + k + v + max(o, F)) |
+/// | inputs as the kernels read them | w max(E, F, o), in the 8-bit forms that the weights' types need, and packed for tiles: E for three weight types, the others for one; what a compute thread unpacks or packs for one tile is of the heap's overhead |
 /// | rope angles | 8 bytes for each pair of rotated dimensions, w times; twice where some layers see a window |
 /// | logits | min(w, parallel) rows of the vocabulary (a step holds at most w sequences); where there are several, twice: the product and the rows that are handed out |
 /// | sampler | 24 bytes for each token of the vocabulary |
@@ -112,9 +139,9 @@ pub(super) fn items(
 
     let input = |columns: u64, types: u64| {
         let packed = (round_up(columns, PACKED_BLOCK) / 64).saturating_mul(PACKED_BYTES_OF_64);
-        columns
-            .div_ceil(4)
-            .saturating_mul(INPUT_BYTES_OF_FOUR)
+        needs
+            .forms
+            .row_bytes(columns)
             .saturating_add(packed.saturating_mul(types))
     };
     let widest_input = input(embedding, TYPES_OF_AN_INPUT)
@@ -124,10 +151,11 @@ pub(super) fn items(
     let floats = |count: u64| width.saturating_mul(count).saturating_mul(F32_BYTES);
     let logit_rows = width.min(u64::from(request.parallel));
     let logits = (logit_rows * F32_BYTES).saturating_mul(vocabulary);
-    let attention = query
+    let layer = query
+        .max(feed_forward)
         .saturating_add(key)
         .saturating_add(value)
-        .saturating_add(output);
+        .saturating_add(output.max(feed_forward));
 
     let kinds = u64::from(shape.layer_kinds());
     let tables = pages.saturating_mul(kinds);
@@ -151,11 +179,10 @@ pub(super) fn items(
         floats(3 * embedding)
             .saturating_add((3 * logit_rows * F32_BYTES).saturating_mul(embedding)),
     );
-    add(compute, "attention q, k, v and output", floats(attention));
     add(
         compute,
-        "feed-forward gate, up and product",
-        floats(3 * feed_forward),
+        "attention q, k, v and output, then feed-forward gate and up",
+        floats(layer),
     );
     add(compute, "inputs as the kernels read them", inputs);
     add(compute, "rope angles", angles);
@@ -176,7 +203,12 @@ pub(super) fn items(
     }
     let host_width = width.min(u64::from(needs.host_width_max));
     let host_floats = |count: u64| host_width.saturating_mul(count).saturating_mul(F32_BYTES);
-    let widest_output = attention.max(2 * feed_forward).max(embedding);
+    // Of the products that share an input.
+    let widest_output = query
+        .saturating_add(key)
+        .saturating_add(value)
+        .max(feed_forward.saturating_mul(2))
+        .max(embedding);
     if request.device == DeviceKind::Cuda {
         let rows = width.saturating_mul(needs.embedding_row_bytes);
         let described =
