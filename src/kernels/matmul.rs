@@ -75,10 +75,19 @@ pub struct OutputRows<'a> {
     pub first_column: usize,
 }
 
-/// One of the products of `matmul_all`.
+/// Some rows of a matrix, wherever they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct RowSlice<'w> {
+    pub weight: MatrixView<'w>,
+    /// The column of the product that the first of these rows fills, counted from `OutputRows::first_column`.
+    pub first_row: usize,
+}
+
+/// One of the products of `matmul_all`: with all rows of a matrix, or with some slices of them.
 #[derive(Debug)]
 pub struct Product<'w, 'o> {
-    pub weight: MatrixView<'w>,
+    /// One after the other, and none of the rows twice.
+    pub slices: Vec<RowSlice<'w>>,
     pub out: OutputRows<'o>,
 }
 
@@ -97,48 +106,56 @@ pub fn matmul(
         stride: out.stride,
         first_column: out.first_column,
     };
-    let weight = *weight;
-    matmul_all(pool, x, &mut [Product { weight, out }]);
+    let slices = vec![RowSlice {
+        weight: *weight,
+        first_row: 0,
+    }];
+    matmul_all(pool, x, &mut [Product { slices, out }]);
 }
 
-/// Several products with the same input (q, k and v; gate and up) in one run of the pool: what a run costs is then
-/// paid once, and small matrices fill all threads.
+/// Several products with the same input (q, k and v; gate and up; slices that rest in several places) in one run of the
+/// pool: what a run costs is then paid once, and small matrices fill all threads.
 ///
 /// # Panics
-/// When shapes do not agree.
+/// When shapes do not agree, or the slices of a product are not one after the other.
 pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Product<'_, '_>]) {
     let mut tasks = Vec::with_capacity(products.len());
     for product in products.iter_mut() {
-        let weight = MatrixView::new(
-            product.weight.kind,
-            product.weight.rows,
-            product.weight.columns,
-            product.weight.bytes,
-        );
-        assert_eq!(weight.columns, x.columns(), "columns of weight and input");
         let OutputRows {
             data,
             stride,
             first_column,
         } = &mut product.out;
-        let end = first_column.checked_add(weight.rows);
         let needed = x.width().checked_mul(*stride);
         assert!(
-            end.is_some_and(|end| end <= *stride)
-                && needed.is_some_and(|needed| needed <= data.len()),
-            "{} columns from {first_column} of {} rows of {stride} in {} values",
-            weight.rows,
+            needed.is_some_and(|needed| needed <= data.len()),
+            "{} rows of {stride} in {} values",
             x.width(),
             data.len()
         );
-        x.prepare(weight.kind, pool);
-        tasks.push((
-            weight,
-            Output {
-                start: data.as_mut_ptr().wrapping_add(*first_column),
-                stride: *stride,
-            },
-        ));
+        let mut end = 0;
+        for &RowSlice { weight, first_row } in &product.slices {
+            let weight = MatrixView::new(weight.kind, weight.rows, weight.columns, weight.bytes);
+            assert_eq!(weight.columns, x.columns(), "columns of weight and input");
+            // Each row of the output is written by one thread only.
+            assert!(first_row >= end, "row {first_row} after row {end}");
+            end = first_row.saturating_add(weight.rows);
+            assert!(
+                first_column
+                    .checked_add(end)
+                    .is_some_and(|end| end <= *stride),
+                "{} columns from {first_column} + {first_row} of {stride}",
+                weight.rows
+            );
+            x.prepare(weight.kind, pool);
+            tasks.push((
+                weight,
+                Output {
+                    start: data.as_mut_ptr().wrapping_add(*first_column + first_row),
+                    stride: *stride,
+                },
+            ));
+        }
     }
     if x.width() == 0 {
         return;

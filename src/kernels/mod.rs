@@ -53,7 +53,7 @@ pub use attention::{
 pub use blocks::dequantise_row;
 pub use elementwise::{add_rms_norm, gelu_mul, rms_norm, scale, silu_mul};
 pub use instruction_set::InstructionSet;
-pub use matmul::{MatrixView, OutputRows, Product, matmul, matmul_all};
+pub use matmul::{MatrixView, OutputRows, Product, RowSlice, matmul, matmul_all};
 pub use pool::ComputePool;
 pub use rope::{RopeAngles, RopePairs, RopeSettings, RopeTable, rope};
 pub use streaming::read_all;

@@ -17,6 +17,7 @@ use crate::kernels::cuda::{
 };
 use crate::kernels::{
     self, Activations, AttentionShape, ComputePool, MatrixView, OutputRows, Product, RopeAngles,
+    RowSlice,
 };
 use crate::memory::{Crossing, CudaDevice, CudaError, DeviceAddress, MemoryError, Region};
 use crate::placement::{
@@ -378,12 +379,15 @@ impl CudaCompute {
     ) {
         let mut floats = vec![0.0; x.width() * slice.rows];
         let mut product = [Product {
-            weight: MatrixView {
-                kind: matrix.kind,
-                rows: slice.rows,
-                columns: matrix.columns,
-                bytes: lease.part(slice.part),
-            },
+            slices: vec![RowSlice {
+                weight: MatrixView {
+                    kind: matrix.kind,
+                    rows: slice.rows,
+                    columns: matrix.columns,
+                    bytes: lease.part(slice.part),
+                },
+                first_row: 0,
+            }],
             out: OutputRows {
                 data: &mut floats,
                 stride: slice.rows,

@@ -1,13 +1,14 @@
 //! Steps that the host computes: kernels over slices of candle tensors, by the compute pool. On the emulated device too,
 //! whose arena is the host's to read.
 
-use super::matrix::{Matrix, Walk};
+use super::matrix::{Matrix, Slice, Walk};
 use super::step::{Input, LayerCache, Norm, Rotation, Values};
 use super::{Batch, StepError};
 use crate::kernels::{
     self, Activations, AttentionRun, ComputePool, MatrixView, OutputRows, PAGE_TOKENS, PageView,
-    Product, RopeAngles,
+    Product, RopeAngles, RowSlice,
 };
+use crate::placement::GroupId;
 use crate::weights::Pass;
 use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Storage, Tensor};
 use std::cell::Cell;
@@ -122,26 +123,30 @@ impl HostCompute {
         outputs: &mut [&mut [f32]],
     ) -> Result<(), StepError> {
         let mut walk = Walk::new(matrices);
-        while let Some((group, slices)) = walk.next() {
-            let lease = pass.lease(group)?;
-            let mut together = Vec::with_capacity(N);
-            for ((matrix, slice), out) in matrices.iter().zip(slices).zip(&mut *outputs) {
-                let Some(slice) = slice else { continue };
-                together.push(Product {
-                    weight: MatrixView {
-                        kind: matrix.kind,
-                        rows: slice.rows,
-                        columns: matrix.columns,
-                        bytes: lease.part(slice.part),
-                    },
+        let mut next = walk.next();
+        while let Some((group, slices)) = next {
+            // What rests in memory behind it is multiplied in the same run.
+            pass.lease(group)?;
+            let mut together = vec![(group, slices)];
+            next = walk.next();
+            while let Some((group, slices)) = next
+                && pass.also_lease(group)?
+            {
+                together.push((group, slices));
+                next = walk.next();
+            }
+            let products = matrices.iter().zip(&mut *outputs).enumerate();
+            let mut products: Vec<Product<'_, '_>> = products
+                .map(|(index, (matrix, out))| Product {
+                    slices: rows_at_hand(pass, &together, matrix, index),
                     out: OutputRows {
                         data: out,
                         stride: matrix.rows,
-                        first_column: slice.first_row,
+                        first_column: 0,
                     },
-                });
-            }
-            kernels::matmul_all(&self.pool, x, &mut together);
+                })
+                .collect();
+            kernels::matmul_all(&self.pool, x, &mut products);
         }
         for (matrix, out) in matrices.iter().zip(outputs) {
             if let Some(bias) = &matrix.bias {
@@ -299,6 +304,29 @@ impl HostCompute {
         })?;
         Ok(rows_of(all, head.rows))
     }
+}
+
+/// What the groups that `pass` holds have of the `index`-th of the matrices that are walked through together.
+fn rows_at_hand<'p, const N: usize>(
+    pass: &'p Pass<'_>,
+    groups: &[(GroupId, [Option<&Slice>; N])],
+    matrix: &Matrix,
+    index: usize,
+) -> Vec<RowSlice<'p>> {
+    let slices = groups
+        .iter()
+        .filter_map(|(group, slices)| Some((group, slices[index]?)));
+    slices
+        .map(|(group, slice)| RowSlice {
+            weight: MatrixView {
+                kind: matrix.kind,
+                rows: slice.rows,
+                columns: matrix.columns,
+                bytes: pass.held(*group).part(slice.part),
+            },
+            first_row: slice.first_row,
+        })
+        .collect()
 }
 
 /// Rows of their own; a single row is handed on without a copy.

@@ -159,12 +159,18 @@ impl Drop for Lease<'_> {
     }
 }
 
-/// One step's walk through the groups, in plan order. Holds one lease at a time.
+/// Bytes of weights that are held at a time, where they are several groups: a streamed one among them keeps its ring
+/// entry until the computation with all of them is over.
+const HELD_BYTES_MAX: u64 = 32 << 20;
+
+/// One step's walk through the groups, in plan order. Holds one lease at a time, and those of groups behind it that rest
+/// in memory.
 pub struct Pass<'w> {
     weights: &'w Weights,
     width: u32,
     cancelled: &'w dyn Fn() -> bool,
-    current: Option<Lease<'w>>,
+    /// In plan order. Only the first may be of a streamed group.
+    held: Vec<Lease<'w>>,
     began: Instant,
     /// Until then.
     stalled: Duration,
@@ -181,7 +187,7 @@ impl<'w> Pass<'w> {
             weights,
             width,
             cancelled,
-            current: None,
+            held: Vec::new(),
             began: Instant::now(),
             stalled: weights.stalled(),
             finished: false,
@@ -194,23 +200,50 @@ impl<'w> Pass<'w> {
         residence.executor == Executor::Host
     }
 
-    /// The lease of `group`: the one held, or the next one, for which the one held is given back.
+    /// The lease of `group`: the last one held, or the next one, for which those held are given back.
     pub fn lease(&mut self, group: GroupId) -> Result<&Lease<'w>, LeaseError> {
-        if self
-            .current
-            .as_ref()
-            .is_none_or(|held| held.group() != group)
-        {
-            self.current = None;
-            if (self.cancelled)() {
-                return Err(LeaseError::Cancelled);
+        match self.held.last() {
+            Some(last) if last.group() == group => {
+                let before = self.held.len() - 1;
+                self.give_back(before);
             }
-            self.current = Some(self.weights.lease(group, self.width, self.cancelled)?);
+            _ => {
+                self.give_back(self.held.len());
+                if (self.cancelled)() {
+                    return Err(LeaseError::Cancelled);
+                }
+                let lease = self.weights.lease(group, self.width, self.cancelled)?;
+                self.held.push(lease);
+            }
         }
-        match &self.current {
-            Some(lease) => Ok(lease),
-            None => unreachable!("the lease was taken just now"),
+        Ok(self.held(group))
+    }
+
+    /// Leases `group`, the next one, beside what is held: if it rests in memory and not too much is held.
+    pub fn also_lease(&mut self, group: GroupId) -> Result<bool, LeaseError> {
+        let bytes_of = |group: GroupId| self.weights.plan.groups[group.0 as usize].entry_bytes;
+        let held: u64 = self.held.iter().map(|lease| bytes_of(lease.group())).sum();
+        if held + bytes_of(group) > HELD_BYTES_MAX || !self.weights.rests(group, self.width) {
+            return Ok(false);
         }
+        let lease = self.weights.lease(group, self.width, self.cancelled)?;
+        self.held.push(lease);
+        Ok(true)
+    }
+
+    /// One of the leases that are held.
+    ///
+    /// # Panics
+    /// When `group` is not leased.
+    pub fn held(&self, group: GroupId) -> &Lease<'w> {
+        let lease = self.held.iter().find(|lease| lease.group() == group);
+        lease.unwrap_or_else(|| panic!("group {} is not leased", group.0))
+    }
+
+    /// Gives the first `count` leases back.
+    fn give_back(&mut self, count: usize) {
+        self.weights.divide_span(&mut self.held, count);
+        self.held.drain(..count);
     }
 
     /// The embedding rows of `ids`. Ids must be below the number of rows.
@@ -220,7 +253,7 @@ impl<'w> Pass<'w> {
 
     /// The step used every group. Its sequences held `depth` positions before it.
     pub fn finish(mut self, depth: u32) {
-        self.current = None;
+        self.give_back(self.held.len());
         assert!(
             self.weights.shared.at_border(),
             "a step ended before it had used every streamed group"
@@ -233,7 +266,7 @@ impl<'w> Pass<'w> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        self.current = None;
+        self.give_back(self.held.len());
         self.weights.tell_pending();
         if !self.finished {
             self.weights.shared.abandon();

@@ -179,6 +179,15 @@ impl Weights {
         }
     }
 
+    /// Whether a step of `width` tokens uses a group where it rests.
+    fn rests(&self, group: GroupId, width: u32) -> bool {
+        match &self.shared.homes()[group.0 as usize] {
+            Home::Mapped => true,
+            Home::Resident(_) => !streams(self.plan.residence_at(group, width)),
+            Home::Streamed | Home::Rows => false,
+        }
+    }
+
     /// Lends a group to a step of `width` tokens, waiting for it where it is on its way.
     fn lease(
         &self,

@@ -17,6 +17,8 @@ pub(super) enum Began {
     #[default]
     Untraced,
     OnHost(Instant, Computer),
+    /// It has ended too.
+    Told(Instant, Instant, Computer),
     OnDevice(Moment),
 }
 
@@ -97,12 +99,40 @@ impl Weights {
         }
     }
 
+    /// Of groups that the host computed with at the same time, each gets a part of that time by its bytes. The first
+    /// `ended_count` have ended.
+    pub(super) fn divide_span(&self, leases: &mut [Lease<'_>], ended_count: usize) {
+        let (Some(ended), true) = (self.spans.trace.now(), leases.len() > 1) else {
+            return;
+        };
+        let bytes_of = |lease: &Lease<'_>| self.plan.groups[lease.group().0 as usize].entry_bytes;
+        let total: u64 = leases.iter().map(bytes_of).sum();
+        let Some(Began::OnHost(first, _)) = leases.first().map(|lease| &lease.began) else {
+            return;
+        };
+        let (mut began, taken) = (*first, ended.saturating_duration_since(*first));
+        for (index, lease) in leases.iter_mut().enumerate() {
+            let share = bytes_of(lease) as f64 / total.max(1) as f64;
+            let until = began + taken.mul_f64(share);
+            if let Began::OnHost(_, computer) = lease.began {
+                lease.began = match index < ended_count {
+                    true => Began::Told(began, until, computer),
+                    false => Began::OnHost(began, computer),
+                };
+            }
+            began = until;
+        }
+    }
+
     fn end_span(&self, lease: &Lease<'_>, began: Began) {
         let (group, trace) = (lease.group(), &self.spans.trace);
         match began {
             Began::Untraced => {}
             Began::OnHost(began, computer) => {
                 trace.computed(computer, group.0, began, Instant::now());
+            }
+            Began::Told(began, ended, computer) => {
+                trace.computed(computer, group.0, began, ended);
             }
             Began::OnDevice(began) => {
                 if let Some(ended) = lease.cuda().and_then(CudaDevice::compute_moment) {

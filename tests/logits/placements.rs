@@ -156,6 +156,46 @@ fn open(path: &Path, placement: &Placement) -> LoadedModel {
         .unwrap_or_else(|error| panic!("{}: {error}", placement.name))
 }
 
+/// Groups that rest in memory are multiplied by in the run of the one before them: a step asks for fewer leases than it
+/// has groups, and gives the same bits.
+#[test]
+fn groups_that_rest_in_memory_are_leased_together() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("model.gguf");
+    random(&path, &RandomOptions::default());
+    let resident = |slice_bytes| Placement {
+        name: "all resident",
+        request: PlanRequest {
+            map_file: false,
+            slice_bytes: Some(slice_bytes),
+            ..all_resident()
+        },
+        reader: ReaderChoice::Auto,
+        homes: &[Tier::Host],
+    };
+    let leases = |slice_bytes| {
+        let placement = resident(slice_bytes);
+        let planned = PlannedModel::open(&path, &placement.request).expect("a plan");
+        let mut loaded = open(&path, &placement);
+        let mut sequence = Sequence::new(0, 1);
+        let batch = Batch {
+            runs: vec![sequence.run(&[1, 2, 3], true)],
+        };
+        let asked = std::cell::Cell::new(0);
+        let cancelled = || {
+            asked.set(asked.get() + 1);
+            false
+        };
+        let logits = loaded.model.forward(&batch, &cancelled).expect("a step");
+        (planned.plan.groups.len(), asked.get(), logits)
+    };
+    let (few_groups, _, expected) = leases(128 << 20);
+    let (groups, leases, found) = leases(4 << 10);
+    assert!(groups > 3 * few_groups, "{groups} and {few_groups} groups");
+    assert!(3 * leases < groups, "{leases} leases of {groups} groups");
+    assert!(found == expected, "other logits");
+}
+
 /// A prompt of pseudo-random tokens.
 fn prompt(length: usize, vocabulary: u32, seed: u32) -> Vec<u32> {
     (0..length as u32)

@@ -317,7 +317,10 @@ fn several_products_in_one_run_are_those_of_single_runs() {
         .iter()
         .zip(&mut results)
         .map(|((kind, rows, bytes), data)| Product {
-            weight: MatrixView::new(*kind, *rows, columns, bytes),
+            slices: vec![RowSlice {
+                weight: MatrixView::new(*kind, *rows, columns, bytes),
+                first_row: 0,
+            }],
             out: OutputRows {
                 data,
                 stride: *rows,
@@ -335,6 +338,71 @@ fn several_products_in_one_run_are_those_of_single_runs() {
             kind.name()
         );
     }
+}
+
+#[test]
+fn slices_that_lie_apart_give_the_product_of_all_their_rows() {
+    let (rows, columns) = (150, 512);
+    let mut rng = ChaCha8Rng::seed_from_u64(9);
+    let pool = ComputePool::new(3);
+    for (kind, width) in [
+        (TensorType::Q4K, 1),
+        (TensorType::Q4K, 20),
+        (TensorType::Q8_0, 3),
+    ] {
+        let bytes = weights(&mut rng, kind, rows, columns, Style::Plain);
+        let x: Vec<f32> = (0..width * columns).map(|i| (i as f32).sin()).collect();
+        let weight = MatrixView::new(kind, rows, columns, &bytes);
+        // Each in memory of its own, and the rows between them are somebody else's.
+        let parts = [0..40, 40..41, 70..150].map(|rows| {
+            let slice = weight.slice(rows.clone());
+            (rows.start, slice.rows, slice.bytes.to_vec())
+        });
+        let slices = parts.iter().map(|(first_row, rows, bytes)| RowSlice {
+            weight: MatrixView::new(kind, *rows, columns, bytes),
+            first_row: *first_row,
+        });
+        let mut data = vec![7.0; width * rows];
+        let out = OutputRows {
+            data: &mut data,
+            stride: rows,
+            first_column: 0,
+        };
+        let slices = slices.collect();
+        let x_of = Activations::new(&x, width, columns);
+        matmul_all(&pool, &x_of, &mut [Product { slices, out }]);
+        let whole = product(&pool, &weight, &x, width);
+        for (index, (value, expected)) in data.iter().zip(whole).enumerate() {
+            let expected = match (41..70).contains(&(index % rows)) {
+                true => 7.0f32.to_bits(),
+                false => expected,
+            };
+            assert_eq!(value.to_bits(), expected, "{}, value {index}", kind.name());
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "row 39 after row 40")]
+fn no_row_is_in_two_slices() {
+    let bytes = vec![0; 40 * 128];
+    let slice = |first_row| RowSlice {
+        weight: MatrixView::new(TensorType::F32, 40, 32, &bytes),
+        first_row,
+    };
+    let mut data = vec![0.0; 80];
+    let out = OutputRows {
+        data: &mut data,
+        stride: 80,
+        first_column: 0,
+    };
+    let slices = vec![slice(0), slice(39)];
+    let x = [0.0; 32];
+    matmul_all(
+        &ComputePool::new(1),
+        &Activations::new(&x, 1, 32),
+        &mut [Product { slices, out }],
+    );
 }
 
 #[test]
