@@ -473,7 +473,7 @@ impl<'a> Problem<'a> {
         }
         let usual = self.slice_bytes(request, &bare);
         let (slice_bytes, host_entries) = match slice_bytes.filter(|&bytes| bytes < usual) {
-            Some(bytes) => (bytes, host_entries(bytes)),
+            Some(bytes) => (bytes, host_entries(bytes, request.host_budget)),
             None => (usual, HOST_RING_ENTRIES),
         };
         Some(Candidate {

@@ -4,6 +4,7 @@ use super::plan_tests::{card, card_file, planned};
 use super::shapes::request;
 use super::*;
 use crate::gguf::Hyperparameters;
+use std::collections::BTreeMap;
 
 /// 70B on a card of 24 GiB with RAM for the rest: some of what the host would multiply by crosses the link meanwhile.
 #[test]
@@ -74,6 +75,54 @@ fn smaller_slices_and_narrower_steps_leave_more_room_for_weights() {
         let ahead = u64::from(chosen.host_ring.entries - 1) * chosen.host_ring.entry_bytes;
         assert!(ahead >= 16 * MIB, "{:?}", chosen.host_ring);
     }
+}
+
+/// A prompt in steps of 128 tokens reads what streams four times as often as in steps of 512.
+#[test]
+fn steps_are_narrower_only_where_that_gains_much() {
+    let index = card("llama-3.1-8b.toml");
+    // Products with 256 tokens and more are slower by this factor than with fewer.
+    let width_chosen = |slower: f64| {
+        let rate = |width: u32, bytes_per_second: f64| ProductRate {
+            width,
+            bytes_per_second,
+        };
+        let rates = vec![
+            rate(1, 20e9),
+            rate(8, 5e9),
+            rate(128, 0.4e9),
+            rate(256, 0.2e9 / slower),
+            rate(512, 0.1e9 / slower),
+        ];
+        let products = ["Q4_K", "Q6_K"].map(|kind| (kind.to_owned(), rates.clone()));
+        let request = PlanRequest {
+            rates: Rates {
+                host_products: BTreeMap::from(products),
+                ..Rates::default()
+            },
+            ..request(None, 2 * GIB)
+        };
+        planned(&index, &request).step_width
+    };
+    assert_eq!(width_chosen(1.0), 512);
+    assert_eq!(width_chosen(1.05), 512);
+    assert!(width_chosen(1.5) <= 128);
+}
+
+#[test]
+fn more_of_a_ring_is_ahead_where_there_is_more_memory() {
+    let index = card("llama-3.1-8b.toml");
+    let ahead = |host| {
+        let ring = planned(&index, &request(None, host)).host_ring;
+        u64::from(ring.entries - 1) * ring.entry_bytes
+    };
+    assert!(
+        (16 * MIB..=56 * MIB).contains(&ahead(GIB)),
+        "{}",
+        ahead(GIB)
+    );
+    let much = ahead(3 * GIB);
+    assert!((48 * MIB..=64 * MIB).contains(&much), "{much}");
 }
 
 #[test]

@@ -11,12 +11,17 @@ use std::collections::BTreeMap;
 const SLICE_BYTES_TRIED_MIN: u64 = 4 << 20;
 const GROUPS_TRIED_MAX: u64 = 2048;
 /// How much of the host ring is to be ahead of the group that is computed: a drive reaches its rate with some sixteen
-/// megabytes under way.
-const READ_AHEAD_BYTES: u64 = 24 << 20;
+/// megabytes under way, and computation is to find something while the drive pauses. It takes the place of weights, and so
+/// is a small part of the memory at most.
+const READ_AHEAD_BYTES: u64 = 56 << 20;
+const READ_AHEAD_SHARE: u64 = 24;
 /// The parts of what does not rest on the device, of which some are moved over the link in narrow steps.
 const LINK_SHARES: u64 = 16;
 /// A layout gives way only to one that costs less than this share of it.
 const WORTH_CHANGING: f64 = 0.99;
+/// The same for steps of half the width, with which a prompt reads what streams twice as often. That hides behind the
+/// computation as long as nothing disturbs it, so the gain has to be larger than the error of the rates that promise it.
+const WORTH_NARROWING: f64 = 0.9;
 /// Above the widest step: so wide a one is the device's.
 const CROSSOVER_MAX: u32 = 1 << 16;
 
@@ -25,9 +30,9 @@ impl Problem<'_> {
     /// slices, and then narrower steps, as long as the simulation finds that they are worth it.
     pub(super) fn tuned(&self, request: &PlanRequest, first: Layout) -> Layout {
         let mut best = (self.scenario(request, &first).cost(first.step_width), first);
-        let try_layout = |best: &mut (f64, Layout), width, slice_bytes| {
+        let try_layout = |best: &mut (f64, Layout), width, slice_bytes, worth| {
             if let Some((cost, layout)) = self.layout_with(request, width, slice_bytes)
-                && cost < WORTH_CHANGING * best.0
+                && cost < worth * best.0
             {
                 *best = (cost, layout);
             }
@@ -45,14 +50,14 @@ impl Problem<'_> {
         };
         for slice_bytes in slices(&best.1) {
             let width = best.1.step_width;
-            try_layout(&mut best, width, Some(slice_bytes));
+            try_layout(&mut best, width, Some(slice_bytes), WORTH_CHANGING);
         }
         if request.step_width.is_none() {
             let widths =
                 std::iter::successors(Some(best.1.step_width / 2), |width| Some(width / 2));
             for width in widths.take_while(|&width| width >= STEP_WIDTH_KEPT) {
                 let slice_bytes = Some(best.1.slice_bytes);
-                try_layout(&mut best, width, slice_bytes);
+                try_layout(&mut best, width, slice_bytes, WORTH_NARROWING);
             }
         }
         best.1
@@ -133,7 +138,9 @@ impl Problem<'_> {
 }
 
 /// Entries of the host ring for slices that are smaller than usual.
-pub(super) fn host_entries(slice_bytes: u64) -> u32 {
-    let ahead = READ_AHEAD_BYTES.div_ceil(slice_bytes) as u32;
+pub(super) fn host_entries(slice_bytes: u64, host_budget: u64) -> u32 {
+    let ahead = READ_AHEAD_BYTES
+        .min(host_budget / READ_AHEAD_SHARE)
+        .div_ceil(slice_bytes) as u32;
     HOST_RING_ENTRIES.max(ahead + 1)
 }
