@@ -7,7 +7,7 @@ llama.cpp gave it, whether llama.cpp loads ours, and how far the weights of eith
 root mean square (of some thousand weights of each matrix).
 
     quantise.py --strata target/release/strata --model models/NAME.gguf
-    quantise.py ... --types q4_k_m q8_0 --rounds 5 --peer native
+    quantise.py ... --types q4_k_m q8_0 --rounds 5 --peer native --write-table FILE.md
 
 The peer is libllama of the prebuilt llama-server that compare_llama_server.py races with; its CPU code is generic. With
 `--peer native` it is llama-quantize, built for this machine as for peers.py. A model that is quantised already is first written
@@ -17,9 +17,11 @@ as f16 by strata, and both begin with that. Standard library only.
 import argparse
 import array
 import ctypes
+import datetime
 import json
 import math
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -27,8 +29,10 @@ import time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
 
-from build_peers import PEERS, end_on_sigterm, llama_cpp  # noqa: E402
+from build_peers import LLAMA, PEERS, end_on_sigterm, llama_cpp  # noqa: E402
 from compare_llama_server import fetch_peer  # noqa: E402
+from offload_table import NOT_SHOWN, Table, write  # noqa: E402
+from peer_table import processor  # noqa: E402
 from programs import Programs  # noqa: E402
 from wheels import Problem, mebibytes, require_free_space, say  # noqa: E402
 
@@ -126,6 +130,29 @@ def distance(programs, before, path, scratch):
     return math.sqrt(difference / square)
 
 
+def table(arguments, rows):
+    """What was measured, as a table with the facts that belong to it."""
+    peer = "built for this machine" if arguments.peer == "native" else "prebuilt, generic code"
+    columns = (
+        ("type", lambda row: row["type"]),
+        ("strata", lambda row: f"{row['strata_mb_per_second']:.0f} MB/s"),
+        ("llama.cpp", lambda row: f"{row['llama_mb_per_second']:.0f} MB/s"),
+        ("ratio", lambda row: f"{row['strata_mb_per_second'] / row['llama_mb_per_second']:.2f}"),
+        ("distance", lambda row: f"{row['strata_distance']:.5f}"),
+        ("llama.cpp's", lambda row: f"{row['llama_distance']:.5f}"),
+        ("tensors of another type", lambda row: str(len(row["tensors_of_another_type"]) or NOT_SHOWN)),
+        ("loaded by llama.cpp", lambda row: "yes" if row["loaded"] else "no"),
+    )
+    notes = [
+        f"{datetime.date.today()}; {processor()}; {platform.system()} {platform.release()}",
+        f"{os.path.basename(arguments.model)} from f16; {arguments.threads} threads; medians of {arguments.rounds} rounds",
+        f"llama.cpp: {peer}; the sources in {' '.join(LLAMA)}" if arguments.peer == "native" else f"llama.cpp: {peer}",
+        "MB/s: weights as f32, the whole process included",
+        "distance: from the weights of the input, as a share of their root mean square",
+    ]
+    return Table("strata quantise beside llama-quantize", columns, ("type",), rows, notes)
+
+
 def run(arguments):
     for path in (arguments.strata, arguments.model):
         if not os.path.isfile(path):
@@ -189,6 +216,9 @@ def run(arguments):
         json.dump({"model": os.path.basename(arguments.model), "threads": arguments.threads, "rows": rows}, out, indent=1)
     for path in (before, source, ours, theirs):
         os.remove(path)
+    if arguments.write_table:
+        text = f"# Quantising\n\nWritten by `benches/quantise.py`, which says how it measures.\n\n{table(arguments, rows).markdown()}\n"
+        write(arguments.write_table, text)
     if not all(row["loaded"] and not row["tensors_of_another_type"] for row in rows):
         raise Problem(f"llama.cpp differs, or does not load a file: see {programs.log}")
 
@@ -203,6 +233,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--peer", choices=("prebuilt", "native"), default="prebuilt")
+    parser.add_argument("--write-table", metavar="PATH", help="also write the table as Markdown")
     arguments = parser.parse_args()
     end_on_sigterm()
     try:

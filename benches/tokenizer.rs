@@ -2,7 +2,8 @@
 //!
 //! `cargo bench --bench tokenizer` encodes English, code, and what is hard for a tokenizer (runs of one letter, of spaces, of
 //! one emoji, in which nothing says where a word ends) with the vocabularies of SmolLM2 (byte pairs) and Gemma 3
-//! (SentencePiece), as far as they are in `models/`, and prints MB/s. Under `cargo test` the texts are tiny.
+//! (SentencePiece), as far as they are in `models/`, and prints MB/s as a table in Markdown, which `TOKENIZER.md` keeps.
+//! Under `cargo test` the texts are tiny.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -46,7 +47,14 @@ fn main() {
         }
         let gguf = Gguf::open(&path).expect("open the model");
         let tokenizer = Tokenizer::from_gguf(&gguf.metadata).expect("load the tokenizer");
-        println!("{model}");
+        let heads = [
+            ("text", "---"),
+            ("MB/s", "--:"),
+            ("bytes to a token", "--:"),
+        ];
+        println!("\n## {model}\n");
+        println!("| {} |", heads.map(|head| head.0).join(" | "));
+        println!("| {} |", heads.map(|head| head.1).join(" | "));
         for (name, text) in &texts {
             let mut text = text.repeat(bytes.div_ceil(text.len()));
             let end = (0..=bytes).rfind(|&end| text.is_char_boundary(end));
@@ -61,7 +69,7 @@ fn main() {
             }
             assert!(tokens > 0);
             println!(
-                "  {name:<10} {:6.2} MB/s, {:.2} bytes to a token",
+                "| {name} | {:.1} | {:.2} |",
                 text.len() as f64 / seconds / 1e6,
                 text.len() as f64 / tokens as f64
             );
