@@ -4,12 +4,12 @@
 NVIDIA publishes the parts of its toolkit as Python packages. Four of them together make nvcc with the headers that
 kernels include; each is checked against its sha256, unpacked beside the final place and moved there in one rename, so
 an interrupted run leaves nothing half done and is simply started again. Does nothing where the right compiler is there.
-A machine with a CUDA toolkit of its own needs none of this: set CUDA_HOME. No GPU is needed; nvcc runs the machine's
-g++.
+A machine with a CUDA toolkit of its own needs none of this: where CUDA_HOME or NVCC is set, nothing is fetched. No GPU is
+needed; nvcc runs the machine's g++.
 
 CUDA 13.0 on purpose: what a newer toolkit compiles does not load on the drivers of 13.0.
 
-    fetch_cuda_compiler.py        prints the folder
+    fetch_cuda_compiler.py        prints the compiler's path
 
 Standard library only.
 """
@@ -76,6 +76,15 @@ def fetch():
     return FOLDER
 
 
+def find_nvcc():
+    """The compiler that build.rs uses: that of NVCC or of CUDA_HOME, or else this one."""
+    if os.environ.get("NVCC"):
+        return os.environ["NVCC"]
+    if os.environ.get("CUDA_HOME"):
+        return os.path.join(os.environ["CUDA_HOME"], "bin", "nvcc")
+    return os.path.join(fetch(), "bin", "nvcc")
+
+
 def packages():
     """What is written beside the compiler, to know it again."""
     return "".join(f"{name}=={version}\n" for name, version, _ in PACKAGES)
@@ -111,7 +120,7 @@ def starts(folder):
 
 def main():
     try:
-        say(fetch())
+        say(find_nvcc())
     except Problem as problem:
         sys.exit(f"fetch_cuda_compiler: {problem}")
     except (OSError, zipfile.BadZipFile) as error:

@@ -2,9 +2,9 @@
 
 use crate::device::device;
 use crate::program::{Program, post, wait_until_ready};
+use crate::run::root;
 use crate::trace::{Way, Ways, read_complete};
 use serde_json::json;
-use std::path::Path;
 
 /// Between the device's clock and the host's: by as much as it takes to hear of an event, on a busy machine.
 const CLOCKS_DIFFER_BY: u64 = 2_000_000;
@@ -13,7 +13,7 @@ const CLOCKS_DIFFER_BY: u64 = 2_000_000;
 fn traced(flags: &str) -> Ways {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace.json");
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/tiny/llama.gguf");
+    let model = root().join("tests/data/tiny/llama.gguf");
     let common =
         "--device cuda:0 --context 64 --parallel 1 --step-width 8 --slice 64KiB --ring-entries 2";
     let mut all: Vec<&str> = common.split(' ').chain(flags.split(' ')).collect();

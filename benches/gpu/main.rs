@@ -1,41 +1,41 @@
 //! How fast are a GPU's link, its memory, and the products that read weights from it?
 //!
 //! `cargo bench --features cuda --bench gpu` prints, as JSON, bytes per second: copies from page-locked memory, a copy
-//! inside device memory (bytes read and written), and for weights of several types a product with one token's input over
-//! more matrices than a cache holds, with its share of the copy's rate. Medians of several rounds. Under `cargo test`, and
-//! without a device, it shows that it runs, or says that it skips.
+//! inside device memory (bytes read and written), and for weights of several types products with the input of up to eight
+//! tokens over more matrices than a cache holds, with their share of the copy's rate. With `--candle PTX`, which
+//! `scripts/candle_kernels.py` makes, candle's kernels compute the same products in turn, and their results are held
+//! against ours. Medians of several rounds. Under `cargo test`, and without a device, it shows that it runs, or says that
+//! it skips.
 
 #![expect(
     unsafe_code,
     reason = "times copies and kernels over device memory that it has allocated itself"
 )]
 
+mod candle;
+mod products;
+
+use candle::CandleKernels;
 use cudarc::driver::{CudaContext, CudaStream, result};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-use strata::gguf::TensorType;
-use strata::kernels::cuda::{
-    CudaKernels, DeviceMatrix, InputForm, MatrixProduct, QuantiseRows, quantised_input_bytes,
-};
+use strata::kernels::cuda::CudaKernels;
 use strata::memory::{Arena, CudaDevice, DeviceAddress, Event, Region, RegionCopies};
 
 /// A layer of an 8B model: feed-forward.
 const ROWS: usize = 14336;
 const COLUMNS: usize = 4096;
 
-const KINDS: [TensorType; 7] = [
-    TensorType::Q4_0,
-    TensorType::Q8_0,
-    TensorType::Q4K,
-    TensorType::Q5K,
-    TensorType::Q6K,
-    TensorType::F16,
-    TensorType::F32,
-];
-
 fn main() {
-    let is_bench = std::env::args().any(|argument| argument == "--bench");
+    let arguments: Vec<String> = std::env::args().collect();
+    let is_bench = arguments.iter().any(|argument| argument == "--bench");
+    let candle = arguments
+        .iter()
+        .position(|argument| argument == "--candle")
+        .and_then(|at| arguments.get(at + 1))
+        .map(PathBuf::from);
     let sizes = if is_bench {
         Sizes {
             copied: 1 << 30,
@@ -47,7 +47,7 @@ fn main() {
     } else {
         Sizes {
             copied: 1 << 20,
-            weights: 1 << 18,
+            weights: 1 << 14,
             rows: 64,
             columns: 256,
             rounds: 1,
@@ -55,10 +55,10 @@ fn main() {
     };
     let device = match CudaDevice::open(0) {
         Ok(device) if CudaKernels::ARE_COMPILED_IN => device,
-        Ok(_) => return println!("skipped: this build has no CUDA kernels"),
-        Err(error) => return println!("skipped: {error}"),
+        Ok(_) => return skip("this build has no CUDA kernels"),
+        Err(error) => return skip(&error.to_string()),
     };
-    match measure(&device, &sizes) {
+    match measure(&device, &sizes, candle) {
         Ok(report) => println!("{report:#}"),
         Err(error) => {
             eprintln!("{error}");
@@ -67,11 +67,21 @@ fn main() {
     }
 }
 
+/// Says why nothing is measured; where a device is required, that is a failure.
+fn skip(why: &str) {
+    if std::env::var_os("STRATA_REQUIRE_GPU").is_some() {
+        eprintln!("a device is required: {why}");
+        std::process::exit(1);
+    }
+    println!("skipped: {why}");
+}
+
 struct Sizes {
     /// Bytes of a copy.
     copied: usize,
     /// Bytes of all matrices of a type together, at least.
     weights: usize,
+    /// Even: candle's kernels compute two at once.
     rows: usize,
     columns: usize,
     rounds: usize,
@@ -79,26 +89,21 @@ struct Sizes {
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-fn measure(device: &Arc<CudaDevice>, sizes: &Sizes) -> Outcome<Value> {
+fn measure(device: &Arc<CudaDevice>, sizes: &Sizes, candle: Option<PathBuf>) -> Outcome<Value> {
     let (free, total) = device.memory_bytes()?;
     let link = link_rate(device, sizes)?;
     let memory = memory_rate(device.compute_stream(), sizes)?;
     let kernels = CudaKernels::load(device.context())?;
-    let mut products = Vec::new();
-    for kind in KINDS {
-        let rate = product_rate(
-            device.context(),
-            device.compute_stream(),
-            &kernels,
-            kind,
-            sizes,
-        )?;
-        products.push(json!({
-            "type": kind.name(),
-            "bytes_per_second": rate,
-            "share_of_memory": rate / memory,
-        }));
-    }
+    let candle = candle
+        .map(|path| CandleKernels::load(device.context(), &path))
+        .transpose()?;
+    let products = products::measure(
+        device.compute_stream(),
+        sizes,
+        memory,
+        &kernels,
+        candle.as_ref(),
+    )?;
     device.synchronise()?;
     Ok(json!({
         "device": device.name(),
@@ -106,7 +111,7 @@ fn measure(device: &Arc<CudaDevice>, sizes: &Sizes) -> Outcome<Value> {
         "memory_total_bytes": total,
         "link_bytes_per_second": link,
         "memory_copy_bytes_per_second": memory,
-        "products_of_one_token": products,
+        "products": products,
     }))
 }
 
@@ -169,22 +174,44 @@ struct Memory {
 }
 
 impl Memory {
-    fn new(context: &Arc<CudaContext>, bytes: usize) -> Outcome<Memory> {
+    /// Every byte is `fill`.
+    fn filled(context: &Arc<CudaContext>, bytes: usize, fill: u8) -> Outcome<Memory> {
         context.bind_to_thread()?;
         // SAFETY: the context is current; the address is freed once, in drop.
         let address = unsafe { result::malloc_sync(bytes)? };
-        // SAFETY: the allocation is as long. The bytes are numbers of moderate size in every type.
-        unsafe { result::memset_d8_sync(address, 0x11, bytes)? };
-        // It is ordered by the null stream, for which the others do not wait.
-        context.synchronize()?;
-        Ok(Memory {
+        let memory = Memory {
             address,
             context: Arc::clone(context),
-        })
+        };
+        // SAFETY: the allocation is as long.
+        unsafe { result::memset_d8_sync(address, fill, bytes)? };
+        // It is ordered by the null stream, for which the others do not wait.
+        context.synchronize()?;
+        Ok(memory)
     }
-}
 
-impl Memory {
+    /// `count` copies of `bytes`, one after another.
+    fn repeating(context: &Arc<CudaContext>, bytes: &[u8], count: usize) -> Outcome<Memory> {
+        let memory = Memory::filled(context, count * bytes.len(), 0)?;
+        for index in 0..count {
+            // SAFETY: the allocation is `count` times as long.
+            unsafe {
+                result::memcpy_htod_sync(memory.address + (index * bytes.len()) as u64, bytes)?
+            };
+        }
+        context.synchronize()?;
+        Ok(memory)
+    }
+
+    /// What lies at its start, when the streams that write it have been waited for.
+    fn floats(&self, count: usize) -> Outcome<Vec<f32>> {
+        let mut floats = vec![0.0; count];
+        self.context.bind_to_thread()?;
+        // SAFETY: what was allocated for as many floats.
+        unsafe { result::memcpy_dtoh_sync(&mut floats, self.address)? };
+        Ok(floats)
+    }
+
     fn at(&self, offset: usize) -> DeviceAddress {
         // SAFETY: each product uses what was allocated for it, and every round waits for its stream.
         unsafe { DeviceAddress::new(self.address + offset as u64) }
@@ -204,8 +231,8 @@ impl Drop for Memory {
 fn memory_rate(stream: &CudaStream, sizes: &Sizes) -> Outcome<f64> {
     let bytes = sizes.copied;
     let (from, to) = (
-        Memory::new(stream.context(), bytes)?,
-        Memory::new(stream.context(), bytes)?,
+        Memory::filled(stream.context(), bytes, 1)?,
+        Memory::filled(stream.context(), bytes, 1)?,
     );
     rate(sizes.rounds, || {
         stream.context().bind_to_thread()?;
@@ -213,62 +240,5 @@ fn memory_rate(stream: &CudaStream, sizes: &Sizes) -> Outcome<f64> {
         unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, stream.cu_stream())? };
         stream.synchronize()?;
         Ok(2 * bytes)
-    })
-}
-
-fn product_rate(
-    context: &Arc<CudaContext>,
-    stream: &CudaStream,
-    kernels: &CudaKernels,
-    kind: TensorType,
-    sizes: &Sizes,
-) -> Outcome<f64> {
-    let (rows, columns) = (sizes.rows, sizes.columns);
-    let row_bytes = kind
-        .row_bytes(columns as u64)
-        .ok_or("rows of whole blocks")? as usize;
-    let matrix_bytes = rows * row_bytes;
-    let count = sizes.weights.div_ceil(matrix_bytes);
-    let weights = Memory::new(context, count * matrix_bytes)?;
-    let input = Memory::new(context, 4 * columns)?;
-    let output = Memory::new(context, 4 * rows)?;
-    let form = InputForm::of(kind);
-    let quantised = Memory::new(
-        context,
-        quantised_input_bytes(form, columns, 1).max(256) as usize,
-    )?;
-    let read = match form {
-        InputForm::Floats => &input,
-        InputForm::Blocks32 | InputForm::Blocks256 => {
-            let rows = QuantiseRows {
-                form,
-                input: input.at(0),
-                output: quantised.at(0),
-                columns,
-                tokens: 1,
-            };
-            kernels.quantise_rows(stream, &rows)?;
-            &quantised
-        }
-    };
-    rate(sizes.rounds, || {
-        for index in 0..count {
-            let product = MatrixProduct {
-                weight: DeviceMatrix {
-                    kind,
-                    rows,
-                    columns,
-                    address: weights.at(index * matrix_bytes),
-                },
-                input: read.at(0),
-                tokens: 1,
-                output: output.at(0),
-                stride: rows,
-                first_column: 0,
-            };
-            kernels.matmul(stream, &product)?;
-        }
-        stream.synchronize()?;
-        Ok(count * matrix_bytes)
     })
 }
