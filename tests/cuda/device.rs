@@ -81,6 +81,8 @@ pub(crate) enum Wait {
     Host,
     /// No wait: a copy to the device, which is refused.
     Copy,
+    /// A launch of a kernel, which is refused.
+    Launch,
 }
 
 impl SoftwareGpu {
@@ -91,6 +93,7 @@ impl SoftwareGpu {
             Wait::Stream => self.leave_out_stream_wait,
             Wait::Host => self.leave_out_event_synchronisation,
             Wait::Copy => self.refuse_copy_to_device,
+            Wait::Launch => self.refuse_launch,
         };
         // SAFETY: the functions take a number and give one.
         unsafe { order(number) }
@@ -124,6 +127,7 @@ impl SoftwareGpu {
                 c"software_gpu_leave_out_event_synchronisation",
             )?,
             refuse_copy_to_device: of_number(c"software_gpu_refuse_copy_to_device")?,
+            refuse_launch: of_number(c"software_gpu_refuse_launch")?,
             // SAFETY: as above.
             take_report: unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u8, usize) -> usize>(
@@ -140,5 +144,6 @@ pub(crate) struct SoftwareGpu {
     leave_out_stream_wait: unsafe extern "C" fn(u64) -> u64,
     leave_out_event_synchronisation: unsafe extern "C" fn(u64) -> u64,
     refuse_copy_to_device: unsafe extern "C" fn(u64) -> u64,
+    refuse_launch: unsafe extern "C" fn(u64) -> u64,
     take_report: unsafe extern "C" fn(*mut u8, usize) -> usize,
 }
