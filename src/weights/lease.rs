@@ -201,7 +201,7 @@ impl<'w> Pass<'w> {
             .as_ref()
             .is_none_or(|held| held.group() != group)
         {
-            self.current = None;
+            self.give_back();
             if (self.cancelled)() {
                 return Err(LeaseError::Cancelled);
             }
@@ -218,14 +218,21 @@ impl<'w> Pass<'w> {
         self.weights.gather_rows(ids, self.cancelled)
     }
 
-    /// The step used every group. Its sequences held `depth` positions before it.
-    pub fn finish(mut self, depth: u32) {
+    /// Gives back the lease that is held. Before the end of a device's step is waited for: computation with the group ends
+    /// with its lease.
+    pub fn give_back(&mut self) {
         self.current = None;
+    }
+
+    /// The step used every group, and a device is done with it. Its sequences held `depth` positions before it.
+    pub fn finish(mut self, depth: u32) {
+        self.give_back();
         assert!(
             self.weights.shared.at_border(),
             "a step ended before it had used every streamed group"
         );
         self.finished = true;
+        self.weights.take_device_times();
         self.weights
             .step_finished(self.width, depth, self.began, self.stalled);
     }
@@ -233,9 +240,9 @@ impl<'w> Pass<'w> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        self.current = None;
-        self.weights.tell_pending();
+        self.give_back();
         if !self.finished {
+            self.weights.take_device_times();
             self.weights.shared.abandon();
             self.weights.shared.publish(&self.weights.metrics);
         }
