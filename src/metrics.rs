@@ -164,7 +164,7 @@ impl Metrics {
             },
             weight_stall_seconds_total: seconds(
                 "strata_weight_stall_seconds_total",
-                "Seconds that computation waited for weights, by their home.",
+                "Seconds that computation waited for weights, by their home; a GPU's by its own clock.",
                 &["from"],
             ),
             leases_total: counters(

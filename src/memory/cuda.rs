@@ -13,11 +13,11 @@
     reason = "calls the CUDA driver with addresses of arenas, whose life and bounds are shown at each call"
 )]
 
-use super::cuda_clock::{Clock, Moment};
+use super::cuda_clock::{Clock, Moment, TimedEvents};
 use super::{Event, Phase};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Left free on the device where `--device-memory` is `auto`: what the driver takes for the context, its kernels and its
 /// stacks beyond what it has taken when it is asked, and a screen that may be attached.
@@ -48,7 +48,8 @@ pub struct CudaDevice {
     name: String,
     /// Since the last `synchronise`.
     first_failure: Mutex<Option<CudaError>>,
-    /// Where a trace wants times; without one no timed event is ever created.
+    timed_events: Arc<TimedEvents>,
+    /// Where a trace wants times by the host's clock.
     clock: OnceLock<Clock>,
 }
 
@@ -77,6 +78,7 @@ impl CudaDevice {
             name: context.name().map_err(refused)?,
             context,
             first_failure: Mutex::new(None),
+            timed_events: Arc::default(),
             clock: OnceLock::new(),
         }))
     }
@@ -118,9 +120,9 @@ impl CudaDevice {
         self.wait_on_stream(&self.compute, event);
     }
 
-    /// From now on `compute_moment` gives moments, and copies have the device's times. Waits for the compute stream.
+    /// From now on moments have times by the host's clock. Waits for the compute stream.
     pub fn start_clock(&self) {
-        if let Some(clock) = self.timed(Clock::start(&self.compute)) {
+        if let Some(clock) = self.timed(Clock::start(&self.timed_events, &self.compute)) {
             // A second start changes nothing.
             let _ = self.clock.set(clock);
         }
@@ -129,22 +131,36 @@ impl CudaDevice {
     /// Holds the clock against the host's again, where it runs: between two steps, for it waits for the compute stream.
     pub fn adjust_clock(&self) {
         if let Some(clock) = self.clock.get() {
-            self.timed(clock.adjust(&self.compute));
+            self.timed(clock.adjust(&self.timed_events, &self.compute));
         }
     }
 
-    /// When all that was given to the compute stream so far is done; `None` where the clock does not run.
+    /// When all that was given to the compute stream so far is done. Does not block. `None`: the device has failed.
     pub fn compute_moment(&self) -> Option<Moment> {
-        self.timed(self.clock.get()?.moment(&self.compute))
+        self.moment(&self.compute)
     }
 
+    /// The same of the copy stream, where the clock runs.
     pub(super) fn copy_moment(&self) -> Option<Moment> {
-        self.timed(self.clock.get()?.moment(&self.copies))
+        self.clock.get()?;
+        self.moment(&self.copies)
     }
 
-    /// When a moment was, by the host's clock; waits until it has been.
+    fn moment(&self, stream: &CudaStream) -> Option<Moment> {
+        self.timed(self.timed_events.moment(stream, self.clock.get()))
+    }
+
+    /// The time from one moment to a later one of the same stream, by the device; `None` where the stream has not come so
+    /// far. Does not block. A device that failed has no more to do: its moments are over at once.
+    pub fn time_between(&self, earlier: &Moment, later: &Moment) -> Option<Duration> {
+        self.timed(earlier.until(later))
+            .unwrap_or(Some(Duration::ZERO))
+    }
+
+    /// When a moment was, by the host's clock. Does not block. `None`: that clock did not run when the moment was asked for,
+    /// or the moment is yet to come.
     pub fn time_of(&self, moment: &Moment) -> Option<Instant> {
-        self.timed(moment.on_host())
+        self.timed(moment.on_host()).flatten()
     }
 
     /// A call of the clock may be the one that is told of an earlier failure.

@@ -286,7 +286,8 @@ impl<'m> Step<'m> {
     }
 
     /// The step used every group. Waits for a device, so that what it could not do fails this step and no other.
-    pub(super) fn finish(self) -> Result<(), StepError> {
+    pub(super) fn finish(mut self) -> Result<(), StepError> {
+        self.pass.give_back();
         if let Compute::Cuda(cuda) = self.compute {
             cuda.synchronise()?;
         }

@@ -169,8 +169,13 @@ enum What {
         width: usize,
         failed: bool,
     },
+    /// Of the host.
     Wait {
         group: Option<u32>,
+        home: &'static str,
+    },
+    DeviceWait {
+        group: u32,
         home: &'static str,
     },
 }
@@ -222,14 +227,19 @@ impl Trace {
         self.span(What::Computation { group, by }, began, ended);
     }
 
-    /// Computation waited for a group until now; without one, for what was under way to the wrong executor.
+    /// The host waited for a group until now; without one, for what was under way to the wrong executor.
     pub fn waited(&self, group: Option<u32>, home: &'static str, time: Duration) {
         if let Some(now) = self.now() {
             self.span(What::Wait { group, home }, before(now, time), now);
         }
     }
 
-    /// Computation waited for embedding rows, of this group, that were read from storage until now.
+    /// The stream of a device that orders its own work had nothing to do before this group was there.
+    pub fn device_waited(&self, group: u32, home: &'static str, began: Instant, ended: Instant) {
+        self.span(What::DeviceWait { group, home }, began, ended);
+    }
+
+    /// The host waited for embedding rows, of this group, that were read from storage until now.
     pub fn rows_read(&self, group: u32, bytes: u64, time: Duration) {
         if let Some(now) = self.now() {
             let (began, home, group) = (before(now, time), "storage", Some(group));
@@ -448,6 +458,7 @@ mod tests {
         trace.computed(Computer::Cpu, 0, now, later);
         trace.waited(None, "host", Duration::from_micros(5));
         trace.waited(Some(1), "storage", Duration::from_micros(5));
+        trace.device_waited(0, "host", now, later);
         trace.rows_read(0, 512, Duration::from_micros(5));
         step.succeed();
         drop(trace.step(1));
@@ -479,6 +490,11 @@ mod tests {
         assert_eq!(of(strange, "computation")[0]["args"]["bytes"], 4000);
         let wait = of(&format!("wait for {strange}"), "wait");
         assert_eq!(wait[0]["args"]["home"], "storage");
+        let of_device = of("wait for layer 3 attention", "wait");
+        assert_eq!(of_device[0]["args"]["home"], "host");
+        let computed = of(strange, "computation");
+        assert_eq!(of_device[0]["tid"], computed[0]["tid"], "a lane");
+        assert_ne!(of_device[0]["tid"], wait[0]["tid"], "the host's lane");
         assert_eq!(of("embedding rows", "read")[0]["args"]["bytes"], 512);
         let step = of("step", "step");
         assert_eq!(step[0]["args"]["width"], 17);
@@ -495,7 +511,7 @@ mod tests {
         }
         let end = named(&events, "end of the trace", "i");
         assert_eq!(end[0]["args"]["dropped"], 0);
-        assert_eq!(end[0]["args"]["spans"], 12);
+        assert_eq!(end[0]["args"]["spans"], 13);
     }
 
     #[test]

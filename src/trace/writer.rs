@@ -196,6 +196,8 @@ impl<F: Write> Writer<F> {
             },
             What::Step { .. } => ("step", STEPS),
             What::Wait { .. } => ("wait", STEPS),
+            // Between the computations that it parts.
+            What::DeviceWait { .. } => ("wait", DEVICE),
         };
         let (name, arguments) = self.description(span.what);
         let began = span.began.saturating_duration_since(self.origin);
@@ -239,16 +241,20 @@ impl<F: Write> Writer<F> {
                 string("step"),
                 format!("\"number\":{number},\"width\":{width},\"failed\":{failed}"),
             ),
-            What::Wait { group, home } => {
-                let home = format!("\"home\":\"{home}\"");
-                let Some(group) = group else {
-                    return (string("wait for another executor's groups"), home);
-                };
+            What::Wait { group: None, home } => (
+                string("wait for another executor's groups"),
+                format!("\"home\":\"{home}\""),
+            ),
+            What::Wait {
+                group: Some(group),
+                home,
+            }
+            | What::DeviceWait { group, home } => {
                 let label = self.groups.get(group as usize);
                 let name = label.map_or("a group", |label| label.name.as_str());
                 (
                     string(&format!("wait for {name}")),
-                    format!("\"group\":{group},{home}"),
+                    format!("\"group\":{group},\"home\":\"{home}\""),
                 )
             }
         }

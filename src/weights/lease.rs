@@ -205,10 +205,10 @@ impl<'w> Pass<'w> {
         match self.held.last() {
             Some(last) if last.group() == group => {
                 let before = self.held.len() - 1;
-                self.give_back(before);
+                self.give_back_first(before);
             }
             _ => {
-                self.give_back(self.held.len());
+                self.give_back();
                 if (self.cancelled)() {
                     return Err(LeaseError::Cancelled);
                 }
@@ -241,7 +241,7 @@ impl<'w> Pass<'w> {
     }
 
     /// Gives the first `count` leases back.
-    fn give_back(&mut self, count: usize) {
+    fn give_back_first(&mut self, count: usize) {
         self.weights.divide_span(&mut self.held, count);
         self.held.drain(..count);
     }
@@ -251,14 +251,21 @@ impl<'w> Pass<'w> {
         self.weights.gather_rows(ids, self.cancelled)
     }
 
-    /// The step used every group. Its sequences held `depth` positions before it.
+    /// Gives back what is held. Before the end of a device's step is waited for: computation with a group ends with its
+    /// lease.
+    pub fn give_back(&mut self) {
+        self.give_back_first(self.held.len());
+    }
+
+    /// The step used every group, and a device is done with it. Its sequences held `depth` positions before it.
     pub fn finish(mut self, depth: u32) {
-        self.give_back(self.held.len());
+        self.give_back();
         assert!(
             self.weights.shared.at_border(),
             "a step ended before it had used every streamed group"
         );
         self.finished = true;
+        self.weights.take_device_times();
         self.weights
             .step_finished(self.width, depth, self.began, self.stalled);
     }
@@ -266,9 +273,9 @@ impl<'w> Pass<'w> {
 
 impl Drop for Pass<'_> {
     fn drop(&mut self) {
-        self.give_back(self.held.len());
-        self.weights.tell_pending();
+        self.give_back();
         if !self.finished {
+            self.weights.take_device_times();
             self.weights.shared.abandon();
             self.weights.shared.publish(&self.weights.metrics);
         }

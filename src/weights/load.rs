@@ -1,11 +1,11 @@
 //! Brings the resident groups home, once, at start.
 
+use super::device_times::DeviceTimes;
 use super::file_watch::FileWatch;
 use super::load_order::{InFlight, Move, READS_MAX, Staged};
 use super::pipeline::{Lookahead, Pipeline};
 use super::rows::EmbeddingSlice;
 use super::shared::{FIRST_WIDTH, Links, Shared, streamed};
-use super::spans::Spans;
 use super::verify::{QUEUED_READS_MAX, ReadChecks, Verifier};
 use super::verify_share::VerifyShare;
 use super::{Counters, Home, RETRY_REASONS, Weights, group_name};
@@ -16,6 +16,7 @@ use crate::memory::{
 };
 use crate::metrics::Metrics;
 use crate::placement::{DeviceKind, Forecast, GroupId, GroupKind, Plan, Ring, Tier};
+use crate::trace::Trace;
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -243,7 +244,8 @@ impl Weights {
             metrics: metrics.clone(),
             counters: Arc::new(Counters::default()),
             forecast: Forecast::of(&plan),
-            spans: Spans::default(),
+            trace: Trace::off(),
+            device_times: DeviceTimes::default(),
             plan,
         };
         weights.shared.publish(&weights.metrics);

@@ -11,6 +11,7 @@
 //! outlive the process (`checksums`, `side_file`); `file_watch` asks whether the file is still the same.
 
 mod checksums;
+mod device_times;
 mod file_watch;
 mod lease;
 mod load;
@@ -35,10 +36,11 @@ use crate::gguf::{Gguf, TensorInfo};
 use crate::memory::{MappedFiles, Region, Rung};
 use crate::metrics::Metrics;
 use crate::placement::{Executor, Forecast, Group, GroupId, GroupKind, Plan, Residence, Tier};
+use crate::trace::Trace;
+use device_times::DeviceTimes;
 use file_watch::FileWatch;
 use rows::EmbeddingSlice;
 use shared::Shared;
-use spans::Spans;
 use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,7 +60,8 @@ enum Home {
     Rows,
 }
 
-/// Uses of groups by their home, and the time that computation waited for them.
+/// Uses of groups by their home, and the time that computation waited for them: the host, or the compute stream of a CUDA
+/// device by its own clock.
 #[derive(Debug, Default)]
 struct Counters {
     leases: [AtomicU64; 3],
@@ -111,7 +114,8 @@ pub struct Weights {
     metrics: Metrics,
     counters: Arc<Counters>,
     forecast: Forecast,
-    spans: Spans,
+    trace: Trace,
+    device_times: DeviceTimes,
 }
 
 impl Weights {
@@ -203,12 +207,19 @@ impl Weights {
                 (Lease::resident(self, group, Arc::clone(region)), None)
             }
             Home::Resident(_) | Home::Streamed => {
+                self.take_device_times();
+                let device_waits = self.begin_device_wait(residence.executor);
                 let taken = self.shared.take(group, cancelled);
                 let taken = taken
                     .map_err(|source| self.read_error(group, source))?
                     .ok_or(LeaseError::Cancelled)?;
                 if let Some(device) = taken.region.cuda() {
                     device.compute_waits_for(&taken.ready);
+                }
+                match (device_waits, taken.waited) {
+                    (Some(began), _) => self.end_device_wait(group, residence.home, began),
+                    (None, Some(waited)) => self.count_stall(residence.home, waited),
+                    (None, None) => {}
                 }
                 let lease = Lease::streamed(
                     self,
@@ -230,7 +241,6 @@ impl Weights {
             .with_label_values(&[outcome])
             .inc();
         if let Some(waited) = waited {
-            self.count_stall(residence.home, waited);
             self.trace()
                 .waited(Some(group.0), residence.home.name(), waited);
         }

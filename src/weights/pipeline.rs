@@ -124,7 +124,7 @@ pub(crate) struct Pipeline {
     /// Copies under way whose position is Ready already, and the host entry that each reads from (`None`: a home).
     leaving: VecDeque<(u64, Option<usize>)>,
     /// No more copies are given to a device than it has entries, so that computation which runs ahead of it is held up
-    /// here, where it hears of a cancelled step and where the wait is counted.
+    /// here, where it hears of a cancelled step.
     leaving_max: usize,
     /// The oldest position whose copy has not started, where it needs one.
     next_copy: u64,

@@ -398,15 +398,16 @@ impl Shared {
     }
 
     /// Before a step of `width` tokens: fetching goes on. Where another executor is to have what was fetched for the last
-    /// one, it is forgotten, and fetching begins afresh, when what is under way has landed: `Some` is that wait.
+    /// one, it is forgotten, and fetching begins afresh, when what is under way has landed: `Some` is that wait, if there is one.
     pub(super) fn resume(&self, width: u32) -> Option<Duration> {
         let mut state = self.lock();
         let is_narrow = self.plan.is_narrow(width);
         let mut waited = None;
         if is_narrow != state.is_narrow {
             let began = Instant::now();
+            let is_idle = state.pipeline.in_flight() == 0;
             state = self.drain(state);
-            waited = Some(began.elapsed());
+            waited = (!is_idle).then(|| began.elapsed());
             state.pipeline.restart();
             state.pipeline.reorder(streamed(&self.plan, width));
             state.is_narrow = is_narrow;

@@ -1,14 +1,12 @@
 //! What the trace is told of computation: a span from lease to drop for each group, on the lane of its executor.
 //!
-//! On a CUDA device a lease ends long before its group has been computed with. There a moment of the compute stream stands
-//! for each end, and the span is told when the pass is over, which is when the stream is done.
+//! On a CUDA device a lease ends long before its group has been computed with: `device_times` has the span then.
 
 use super::{Lease, Weights};
 use crate::gguf::Gguf;
 use crate::memory::{CudaDevice, Moment};
-use crate::placement::{DeviceKind, Executor, GroupId, Plan};
+use crate::placement::{DeviceKind, Executor, Plan};
 use crate::trace::{Computer, GroupLabel, Trace};
-use std::cell::RefCell;
 use std::time::Instant;
 
 /// How computation with a group began.
@@ -20,14 +18,6 @@ pub(super) enum Began {
     /// It has ended too.
     Told(Instant, Instant, Computer),
     OnDevice(Moment),
-}
-
-/// Where the spans of a model's weights go. Lives on the engine thread.
-#[derive(Debug, Default)]
-pub(super) struct Spans {
-    pub(super) trace: Trace,
-    /// What a CUDA device was given in this pass: a span for each lease.
-    pending: RefCell<Vec<(GroupId, Moment, Moment)>>,
 }
 
 impl Weights {
@@ -42,46 +32,29 @@ impl Weights {
             device.start_clock();
         }
         self.shared.set_trace(trace.clone());
-        self.spans.trace = trace;
+        self.trace = trace;
     }
 
     pub fn trace(&self) -> &Trace {
-        &self.spans.trace
+        &self.trace
     }
 
-    fn cuda(&self) -> Option<&CudaDevice> {
+    pub(super) fn cuda(&self) -> Option<&CudaDevice> {
         let arena = self.arenas.device.as_ref()?;
         arena.cuda().map(AsRef::as_ref)
     }
 
     /// Before a pass, when the compute stream is done with the one before.
     pub(super) fn adjust_clock(&self) {
-        if self.spans.trace.is_on()
+        if self.trace.is_on()
             && let Some(device) = self.cuda()
         {
             device.adjust_clock();
         }
     }
 
-    /// Tells of what a CUDA device has computed, and waits until it has.
-    pub(super) fn tell_pending(&self) {
-        let Some(device) = self.cuda() else { return };
-        let mut last_ended = None;
-        for (group, began, ended) in self.spans.pending.borrow_mut().drain(..) {
-            let (Some(began), Some(ended)) = (device.time_of(&began), device.time_of(&ended))
-            else {
-                continue;
-            };
-            let began = last_ended.map_or(began, |last| began.max(last));
-            let ended = ended.max(began);
-            last_ended = Some(ended);
-            let trace = &self.spans.trace;
-            trace.computed(Computer::Device, group.0, began, ended);
-        }
-    }
-
     fn begin_span(&self, lease: &Lease<'_>, executor: Executor) -> Began {
-        let Some(now) = self.spans.trace.now() else {
+        let Some(now) = self.trace.now() else {
             return Began::Untraced;
         };
         let computer = match executor {
@@ -125,7 +98,7 @@ impl Weights {
     }
 
     fn end_span(&self, lease: &Lease<'_>, began: Began) {
-        let (group, trace) = (lease.group(), &self.spans.trace);
+        let (group, trace) = (lease.group(), self.trace());
         match began {
             Began::Untraced => {}
             Began::OnHost(began, computer) => {
@@ -136,7 +109,7 @@ impl Weights {
             }
             Began::OnDevice(began) => {
                 if let Some(ended) = lease.cuda().and_then(CudaDevice::compute_moment) {
-                    self.spans.pending.borrow_mut().push((group, began, ended));
+                    self.device_times.computed(group, began, ended);
                 }
             }
         }
@@ -160,7 +133,7 @@ impl<'w> Lease<'w> {
     pub fn host_computes(&self) -> HostComputation<'_> {
         HostComputation {
             lease: self,
-            began: self.weights.spans.trace.now(),
+            began: self.weights.trace.now(),
         }
     }
 }

@@ -39,6 +39,15 @@ pub(crate) fn device() -> Option<Device> {
     }
 }
 
+impl Drop for Device {
+    fn drop(&mut self) {
+        // The next test has a link without a rate, however this one ends.
+        if let Some(software) = &self.software {
+            software.set_link_rate(0);
+        }
+    }
+}
+
 impl Device {
     /// Lets the software GPU's scheduler choose by this seed. A GPU has its own mind.
     pub(crate) fn set_seed(&self, seed: u64) {
@@ -81,6 +90,8 @@ pub(crate) enum Wait {
     Host,
     /// No wait: a copy to the device, which is refused.
     Copy,
+    /// A launch of a kernel, which is refused.
+    Launch,
 }
 
 impl SoftwareGpu {
@@ -91,9 +102,22 @@ impl SoftwareGpu {
             Wait::Stream => self.leave_out_stream_wait,
             Wait::Host => self.leave_out_event_synchronisation,
             Wait::Copy => self.refuse_copy_to_device,
+            Wait::Launch => self.refuse_launch,
         };
         // SAFETY: the functions take a number and give one.
         unsafe { order(number) }
+    }
+
+    /// Copies to the device take their time at this rate, in bytes per second; 0: no time of their own.
+    pub(crate) fn set_link_rate(&self, bytes_per_second: u64) {
+        // SAFETY: the function takes a number.
+        unsafe { (self.set_link_rate)(bytes_per_second) };
+    }
+
+    /// Timed events that have been created since the process began.
+    pub(crate) fn timed_events(&self) -> u64 {
+        // SAFETY: the function takes nothing.
+        unsafe { (self.timed_events)() }
     }
 
     fn find() -> Option<SoftwareGpu> {
@@ -117,13 +141,20 @@ impl SoftwareGpu {
             })
         };
         let take_report = address(c"software_gpu_take_report")?;
+        let timed_events = address(c"software_gpu_timed_events")?;
         Some(SoftwareGpu {
             set_seed: of_number(c"software_gpu_set_seed")?,
+            set_link_rate: of_number(c"software_gpu_set_link_rate")?,
             leave_out_stream_wait: of_number(c"software_gpu_leave_out_stream_wait")?,
             leave_out_event_synchronisation: of_number(
                 c"software_gpu_leave_out_event_synchronisation",
             )?,
             refuse_copy_to_device: of_number(c"software_gpu_refuse_copy_to_device")?,
+            refuse_launch: of_number(c"software_gpu_refuse_launch")?,
+            // SAFETY: as above.
+            timed_events: unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(timed_events)
+            },
             // SAFETY: as above.
             take_report: unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u8, usize) -> usize>(
@@ -137,8 +168,12 @@ impl SoftwareGpu {
 pub(crate) struct SoftwareGpu {
     /// What it gives means nothing.
     set_seed: unsafe extern "C" fn(u64) -> u64,
+    /// As above.
+    set_link_rate: unsafe extern "C" fn(u64) -> u64,
+    timed_events: unsafe extern "C" fn() -> u64,
     leave_out_stream_wait: unsafe extern "C" fn(u64) -> u64,
     leave_out_event_synchronisation: unsafe extern "C" fn(u64) -> u64,
     refuse_copy_to_device: unsafe extern "C" fn(u64) -> u64,
+    refuse_launch: unsafe extern "C" fn(u64) -> u64,
     take_report: unsafe extern "C" fn(*mut u8, usize) -> usize,
 }

@@ -20,6 +20,7 @@ mod program;
 #[path = "../support/run.rs"]
 mod run;
 mod serving;
+mod stalls;
 #[path = "../support/trace.rs"]
 mod trace;
 mod tracing;

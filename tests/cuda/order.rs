@@ -111,10 +111,10 @@ fn a_wait_that_is_left_out_is_found() {
     }
 }
 
-/// A copy that the driver refuses once fails the step that needs it, or the loading, and nothing else: no answer is made of
-/// what never arrived.
+/// A copy or a launch that the driver has no memory for fails the step that needs it, or the loading, and nothing else: no
+/// answer is made of what never arrived.
 #[test]
-fn a_copy_that_is_refused_fails_one_step() {
+fn what_is_refused_once_fails_one_step() {
     let Some(device) = device() else { return };
     let Some(software) = &device.software else {
         println!("skipped: a GPU's driver refuses when it likes");
@@ -137,23 +137,28 @@ fn a_copy_that_is_refused_fails_one_step() {
     };
     let expected = step(&mut load(&path, &reference, settings())).unwrap();
     let mut loaded = open(&device, &path, &placement);
-    let mut failures = 0;
-    for number in 1..40 {
-        software.leave_out(Wait::Copy, number);
-        for _ in 0..4 {
-            match step(&mut loaded) {
-                Ok(ours) => assert!(ours == expected, "copy {number}"),
-                Err(_) => failures += 1,
+    for refused in [Wait::Copy, Wait::Launch] {
+        let mut failures = 0;
+        for number in 1..40 {
+            software.leave_out(refused, number);
+            for _ in 0..4 {
+                match step(&mut loaded) {
+                    Ok(ours) => assert!(ours == expected, "{refused:?} {number}"),
+                    Err(error) => {
+                        assert!(error.to_string().contains("OUT_OF_MEMORY"), "{error}");
+                        failures += 1;
+                    }
+                }
             }
+            software.leave_out(refused, 0);
+            // A copy between two steps may have been the one.
+            let _ = step(&mut loaded);
+            assert!(
+                step(&mut loaded).unwrap() == expected,
+                "after {refused:?} {number}"
+            );
+            device.assert_nothing_reported(&format!("{refused:?} {number}"));
         }
-        software.leave_out(Wait::Copy, 0);
-        // A copy between two steps may have been the one.
-        let _ = step(&mut loaded);
-        assert!(
-            step(&mut loaded).unwrap() == expected,
-            "after copy {number}"
-        );
-        device.assert_nothing_reported(&format!("copy {number}"));
+        assert!(failures > 10, "{failures} failures");
     }
-    assert!(failures > 10, "{failures} failures");
 }

@@ -82,6 +82,19 @@ fn placements(path: &Path, reference: &PlanRequest) -> Vec<Placement> {
 
 pub(crate) fn open(device: &Device, path: &Path, placement: &Placement) -> LoadedModel {
     let name = placement.name;
+    let loading = Loading {
+        settings: settings(),
+        metrics: &Metrics::new(),
+        progress: &|_| true,
+    };
+    plan(device, path, placement)
+        .load(ComputePool::new(2), &loading)
+        .unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// Checks that the placement shows something.
+pub(crate) fn plan(device: &Device, path: &Path, placement: &Placement) -> PlannedModel {
+    let name = placement.name;
     let mut planned = PlannedModel::open(path, &placement.request)
         .unwrap_or_else(|error| panic!("{name}: {error}"));
     for &tier in placement.homes {
@@ -92,14 +105,7 @@ pub(crate) fn open(device: &Device, path: &Path, placement: &Placement) -> Loade
         );
     }
     planned.gpu = Some(device.gpu.clone());
-    let loading = Loading {
-        settings: settings(),
-        metrics: &Metrics::new(),
-        progress: &|_| true,
-    };
     planned
-        .load(ComputePool::new(2), &loading)
-        .unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 /// The bits of the logits of the last tokens: a prompt in chunks, with another sequence beside it if asked, then tokens one

@@ -22,7 +22,7 @@ pub(super) struct Span {
 }
 
 impl Span {
-    fn group(&self) -> u64 {
+    pub(super) fn group(&self) -> u64 {
         self.arguments["group"].as_u64().unwrap()
     }
 }
@@ -109,16 +109,20 @@ impl Trace {
                 "read" => assert!(lane.starts_with("storage"), "{span:?}"),
                 "copy" => assert_eq!(lane, "link", "{span:?}"),
                 "computation" => assert!(lane == "device" || lane == "CPU", "{span:?}"),
-                "step" | "wait" => assert_eq!(lane, "steps and waits", "{span:?}"),
+                "step" => assert_eq!(lane, "steps and waits", "{span:?}"),
+                "wait" => assert!(lane == "device" || lane == "steps and waits", "{span:?}"),
                 _ => panic!("{span:?}"),
             }
             if !matches!(span.category.as_str(), "step" | "wait") {
                 assert!(span.arguments["bytes"].as_u64().unwrap() > 0, "{span:?}");
-                lanes.entry(lane).or_default().push(span);
             }
+            // Steps have their waits in their lane.
+            let lane = match (lane.as_str(), span.category.as_str()) {
+                ("steps and waits", category) => category,
+                (lane, _) => lane,
+            };
+            lanes.entry(lane).or_default().push(span);
         }
-        lanes.insert("steps", self.of("step"));
-        lanes.insert("waits", self.of("wait"));
         for (lane, mut spans) in lanes {
             spans.sort_by_key(|span| (span.began, span.ended));
             for pair in spans.windows(2) {
@@ -137,7 +141,13 @@ impl Trace {
             assert!(span.arguments["width"].as_u64().unwrap() > 0, "{span:?}");
         }
         for wait in self.of("wait") {
-            let is_within = |step: &&Span| step.began <= wait.began && wait.ended <= step.ended;
+            let differ_by = match wait.lane.as_str() {
+                "device" => clocks_differ_by,
+                _ => 0,
+            };
+            let is_within = |step: &&Span| {
+                step.began <= wait.began + differ_by && wait.ended <= step.ended + differ_by
+            };
             assert!(steps.iter().any(is_within), "{wait:?}");
         }
 

@@ -1,9 +1,11 @@
-//! Exported for tests: reports, counters and the seed. The real driver has none of these.
+//! Exported for tests: reports, counters, the seed and the rate of the link. The real driver has none of these.
 
 #![expect(unsafe_code, reason = "exported C functions")]
 
+use std::sync::atomic::Ordering;
+
 use super::device::Device;
-use super::left_out::{COPIES_TO_DEVICE, EVENT_SYNCHRONISATIONS, STREAM_WAITS};
+use super::left_out::{COPIES_TO_DEVICE, EVENT_SYNCHRONISATIONS, LAUNCHES, STREAM_WAITS};
 use super::reports::Counters;
 
 /// The number of reports that have not been taken.
@@ -54,6 +56,20 @@ pub extern "C" fn software_gpu_set_seed(seed: u64) {
     Device::get().set_seed(seed);
 }
 
+/// Sets the rate of copies to the device, in bytes per second; 0: they take no time. What is on the link begins anew.
+#[unsafe(no_mangle)]
+pub extern "C" fn software_gpu_set_link_rate(bytes_per_second: u64) {
+    let rate = (bytes_per_second > 0).then_some(bytes_per_second as f64);
+    Device::get().set_link_rate(rate);
+}
+
+/// How many events with a time have been created since the process began.
+#[unsafe(no_mangle)]
+pub extern "C" fn software_gpu_timed_events() -> u64 {
+    let counters = &Device::get().reports.counters;
+    counters.timed_events.load(Ordering::Relaxed)
+}
+
 /// Leaves out the `number`th `cuStreamWaitEvent`, counted from 1 and from now; 0: none. Gives how many were still to come
 /// before the one that was ordered last: 0 where it has been left out.
 #[unsafe(no_mangle)]
@@ -71,4 +87,10 @@ pub extern "C" fn software_gpu_leave_out_event_synchronisation(number: u64) -> u
 #[unsafe(no_mangle)]
 pub extern "C" fn software_gpu_refuse_copy_to_device(number: u64) -> u64 {
     COPIES_TO_DEVICE.order(number)
+}
+
+/// The same for `cuLaunchKernel`.
+#[unsafe(no_mangle)]
+pub extern "C" fn software_gpu_refuse_launch(number: u64) -> u64 {
+    LAUNCHES.order(number)
 }

@@ -13,6 +13,7 @@ use super::attributes::{self, SHARED_BYTES_OPT_IN};
 use super::call::{call, expect_context, put, release_call};
 use super::device::Device;
 use super::handles::Function;
+use super::left_out::LAUNCHES;
 use super::lock;
 use super::operation::{What, Work};
 use super::status::{Refusal, Status};
@@ -259,6 +260,12 @@ pub unsafe extern "C" fn cuLaunchKernel(
     extra: *const *const u8,
 ) -> u32 {
     call("cuLaunchKernel", |device| {
+        if LAUNCHES.comes() {
+            return Err(Refusal::new(
+                Status::OUT_OF_MEMORY,
+                "as it was ordered to be",
+            ));
+        }
         expect_context()?;
         let slot = device.slot(stream)?;
         let function = lock(&device.handles).function(function)?;

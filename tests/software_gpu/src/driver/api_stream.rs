@@ -16,6 +16,7 @@ use super::left_out::{EVENT_SYNCHRONISATIONS, STREAM_WAITS};
 use super::lock;
 use super::operation::{HostFunction, Recording, What, Work};
 use super::queue::StreamKind;
+use super::reports::LiveCounters;
 use super::status::{Refusal, Status};
 
 const STREAM_NON_BLOCKING: u32 = 1;
@@ -223,6 +224,7 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut usize, flags: u32) -> u32 {
             ));
         }
         let has_timing = flags & EVENT_DISABLE_TIMING == 0;
+        LiveCounters::add(&device.reports.counters.timed_events, u64::from(has_timing));
         let handle = lock(&device.handles).add_event(Event {
             has_timing,
             recording: Mutex::new(None),

@@ -2,15 +2,17 @@
 
 use std::cell::Cell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Instant;
 
 use super::clock::{Clock, Step};
 use super::gpu;
 use super::handles::Handles;
+use super::left_out::LAUNCHES;
 use super::lock;
 use super::memory::{Allocation, DeviceMemory};
 use super::operation::{HostAddress, Label, Recording, StreamName, What, Work};
 use super::page_locked::PageLocked;
-use super::queue::{NULL_STREAM, Queue, StreamKind};
+use super::queue::{Held, NULL_STREAM, Next, Queue, StreamKind};
 use super::reports::Reports;
 use super::settings::Settings;
 use super::shadow::Shadow;
@@ -48,12 +50,13 @@ impl Device {
 
     fn new(settings: Settings) -> Result<Device, String> {
         let memory = DeviceMemory::new(settings.memory_bytes)?;
+        LAUNCHES.order(settings.refused_launch);
         Ok(Device {
             page_locked: Mutex::new(PageLocked::new(settings.page_locked_bytes_max)),
             handles: Mutex::default(),
             shadow: Mutex::new(Shadow::new(memory.base(), memory.range_bytes())),
             reports: Reports::new(settings.abort),
-            queue: Mutex::new(Queue::new(settings.seed)),
+            queue: Mutex::new(Queue::new(settings.seed, settings.link_rate)),
             work: Condvar::new(),
             over: Condvar::new(),
             memory,
@@ -67,6 +70,11 @@ impl Device {
 
     pub(super) fn set_seed(&self, seed: u64) {
         self.queue().set_seed(seed);
+        self.work.notify_one();
+    }
+
+    pub(super) fn set_link_rate(&self, bytes_per_second: Option<f64>) {
+        self.queue().set_link_rate(bytes_per_second);
         self.work.notify_one();
     }
 
@@ -249,19 +257,26 @@ impl Device {
         }
     }
 
-    /// Runs the GPU thread's side: the next released operation, as soon as there is one.
+    /// The GPU thread's side: the next released operation, as soon as there is one that can run.
     pub(super) fn next_operation(&self) -> super::operation::Operation {
         let mut queue = self.queue();
         loop {
-            if let Some(operation) = queue.take() {
-                return operation;
-            }
-            queue = match queue.release_overdue() {
+            let now = Instant::now();
+            let due = match queue.take(now) {
+                Next::Run(operation) => return operation,
+                Next::Until(due) => Some(due.saturating_duration_since(now)),
+                Next::Nothing => None,
+            };
+            let patience = match queue.release_overdue() {
+                Held::NoLonger => continue,
+                Held::For(pause) => Some(pause),
+                Held::Nothing => None,
+            };
+            queue = match [due, patience].into_iter().flatten().min() {
                 Some(pause) => {
                     let waited = self.work.wait_timeout(queue, pause);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
-                None if queue.has_released() => queue,
                 None => self
                     .work
                     .wait(queue)

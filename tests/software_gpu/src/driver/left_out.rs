@@ -1,4 +1,4 @@
-//! Waits that are left out on purpose, and copies that are refused: whether a program waits where it has to, and asks
+//! Waits that are left out on purpose, and copies and launches that are refused: whether a program waits where it has to, and asks
 //! whether all went well, shows when one of them is taken away.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,6 +20,11 @@ pub(super) static EVENT_SYNCHRONISATIONS: LeftOut = LeftOut {
 
 /// `cuMemcpyHtoDAsync`.
 pub(super) static COPIES_TO_DEVICE: LeftOut = LeftOut {
+    to_come: AtomicU64::new(0),
+};
+
+/// `cuLaunchKernel`.
+pub(super) static LAUNCHES: LeftOut = LeftOut {
     to_come: AtomicU64::new(0),
 };
 

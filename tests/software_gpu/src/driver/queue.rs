@@ -6,6 +6,10 @@
 //! order of the calls; else at random among the streams' first operations, now or only when somebody synchronises. If
 //! nobody calls for a while, everything is released, so that work goes on for hosts that wait by other means.
 //!
+//! A link may be given a rate. A copy to the device then takes its time: it is done when that is over, one after another,
+//! and meanwhile the GPU thread runs what does not wait for it. So which of two operations comes first is no longer the
+//! seed's alone.
+//!
 //! The vector clocks are kept here too: an operation knows what its stream, the host and what it waits for know.
 //!
 //! The null stream (slot 0) is the legacy one: it waits for all blocking streams, and they for it.
@@ -20,6 +24,8 @@ use super::schedule::Schedule;
 
 /// When nobody has called for so long, held operations are released.
 pub(super) const PATIENCE: Duration = Duration::from_millis(5);
+/// A year.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// So many queries in a row may be answered with "not ready" although nothing but the seed holds the work back.
 const UNREADY_ANSWERS_MAX: u32 = 3;
 /// The slot of the null stream.
@@ -47,11 +53,41 @@ pub(super) struct Stream {
     unready_answers: u32,
 }
 
+struct Released {
+    operation: Operation,
+    /// When a copy over a link with a rate is over; none before it has begun.
+    due: Option<Instant>,
+}
+
+/// What the GPU thread does next.
+pub(super) enum Next {
+    /// [`Queue::finish`] says that it is over.
+    Run(Operation),
+    /// Nothing before then: a copy is on the link.
+    Until(Instant),
+    /// Nothing is released.
+    Nothing,
+}
+
+/// Operations that nobody has released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Held {
+    Nothing,
+    /// Some are held, for no longer than this unless somebody calls.
+    For(Duration),
+    /// All have just been released, because nobody has called for a while.
+    NoLonger,
+}
+
 pub(super) struct Queue {
     streams: Vec<Stream>,
     /// Slots by the program's handles; the null stream has none.
     slots: HashMap<usize, usize>,
-    released: VecDeque<Operation>,
+    released: VecDeque<Released>,
+    /// Bytes per second of copies to the device; without a rate they take no time.
+    link_rate: Option<f64>,
+    /// When the last copy is over that has begun.
+    link_free_at: Option<Instant>,
     /// The clock of the operation that the GPU thread has taken.
     running: Option<Clock>,
     /// What the host knows; its own time counts its calls.
@@ -63,11 +99,13 @@ pub(super) struct Queue {
 }
 
 impl Queue {
-    pub(super) fn new(seed: u64) -> Queue {
+    pub(super) fn new(seed: u64, link_rate: Option<f64>) -> Queue {
         Queue {
             streams: vec![Stream::new(StreamName(0), StreamKind::Blocking, 0)],
             slots: HashMap::new(),
             released: VecDeque::new(),
+            link_rate,
+            link_free_at: None,
             running: None,
             host: Clock::default(),
             operations: 0,
@@ -80,6 +118,15 @@ impl Queue {
     pub(super) fn set_seed(&mut self, seed: u64) {
         self.release_all();
         self.schedule = Schedule::new(seed);
+    }
+
+    /// From now on copies to the device take their time at this rate, those that have begun anew.
+    pub(super) fn set_link_rate(&mut self, bytes_per_second: Option<f64>) {
+        self.link_rate = bytes_per_second;
+        self.link_free_at = None;
+        self.released
+            .iter_mut()
+            .for_each(|released| released.due = None);
     }
 
     /// A number for the order of a kernel's blocks; none with seed 0.
@@ -240,7 +287,7 @@ impl Queue {
     /// over by now; if it was not, the seed may hold it back, but not for ever.
     pub(super) fn query_waits(&mut self, step: Step) -> bool {
         self.last_call = Instant::now();
-        if self.schedule.is_in_order() {
+        if self.schedule.is_in_order() || self.link_rate.is_some() {
             return false;
         }
         let stream = &mut self.streams[step.actor - 1];
@@ -267,29 +314,65 @@ impl Queue {
         while self.release_any() {}
     }
 
-    /// If operations are held and nobody has called for a while: releases them. Returns how long to wait before asking
-    /// again, or nothing where nothing is held.
-    pub(super) fn release_overdue(&mut self) -> Option<Duration> {
+    /// If operations are held and nobody has called for a while: releases them.
+    pub(super) fn release_overdue(&mut self) -> Held {
         if self.streams.iter().all(|stream| stream.held.is_empty()) {
-            return None;
+            return Held::Nothing;
         }
         let waited = self.last_call.elapsed();
         if waited < PATIENCE {
-            return Some(PATIENCE - waited);
+            return Held::For(PATIENCE - waited);
         }
         self.release_all();
-        None
+        Held::NoLonger
     }
 
-    pub(super) fn has_released(&self) -> bool {
-        !self.released.is_empty()
+    /// The next operation to run: the first that was released and waits for none that is on the link. A copy begins when
+    /// it is looked at here, so not before what was released before it and can run.
+    pub(super) fn take(&mut self, now: Instant) -> Next {
+        let mut until: Option<Instant> = None;
+        for index in 0..self.released.len() {
+            let Released { operation, due } = &self.released[index];
+            if !self.can_run(operation) {
+                continue;
+            }
+            let due = due.or_else(|| self.begin_copy(operation, now));
+            match due {
+                Some(due) if due > now => {
+                    self.released[index].due = Some(due);
+                    self.link_free_at = self.link_free_at.max(Some(due));
+                    until = Some(until.map_or(due, |until| until.min(due)));
+                }
+                _ => {
+                    let Some(Released { operation, .. }) = self.released.remove(index) else {
+                        unreachable!("the operation was there");
+                    };
+                    self.running = Some(operation.clock.clone());
+                    return Next::Run(operation);
+                }
+            }
+        }
+        until.map_or(Next::Nothing, Next::Until)
     }
 
-    /// The next operation to run; the GPU thread says [`Queue::finish`] when it is over.
-    pub(super) fn take(&mut self) -> Option<Operation> {
-        let operation = self.released.pop_front()?;
-        self.running = Some(operation.clock.clone());
-        Some(operation)
+    /// When a copy is over that begins now, behind those that have begun; none for what does not go over the link.
+    fn begin_copy(&self, operation: &Operation, now: Instant) -> Option<Instant> {
+        let Work::ToDevice { bytes, .. } = operation.work else {
+            return None;
+        };
+        let time = Duration::try_from_secs_f64(bytes as f64 / self.link_rate?);
+        let begins = self.link_free_at.map_or(now, |free_at| free_at.max(now));
+        // What is longer than clocks go is for ever.
+        begins
+            .checked_add(time.unwrap_or(FOREVER))
+            .or(Some(now + FOREVER))
+    }
+
+    /// Whether what a released operation waits for is over.
+    fn can_run(&self, operation: &Operation) -> bool {
+        let Step { actor, time } = operation.step;
+        self.streams[actor - 1].over + 1 == time
+            && operation.after.iter().all(|step| self.is_over(*step))
     }
 
     pub(super) fn finish(&mut self, step: Step) {
@@ -302,7 +385,7 @@ impl Queue {
         let mut settled = self.host.clone();
         let held = self.streams.iter().flat_map(|stream| &stream.held);
         let clocks = held
-            .chain(&self.released)
+            .chain(self.released.iter().map(|released| &released.operation))
             .map(|operation| &operation.clock)
             .chain(&self.running);
         clocks.for_each(|clock| settled.meet(clock));
@@ -324,7 +407,10 @@ impl Queue {
         if let Some(operation) = stream.held.pop_front() {
             stream.released = operation.step.time;
             stream.unready_answers = 0;
-            self.released.push_back(operation);
+            self.released.push_back(Released {
+                operation,
+                due: None,
+            });
         }
     }
 

@@ -33,6 +33,7 @@ pub(super) struct LiveCounters {
     pub(super) to_host_bytes: AtomicU64,
     pub(super) launches: AtomicU64,
     pub(super) pageable_async_copies: AtomicU64,
+    pub(super) timed_events: AtomicU64,
 }
 
 /// The answer of `software_gpu_counters`. All are totals since the process began.

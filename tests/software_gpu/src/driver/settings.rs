@@ -1,7 +1,7 @@
 //! What the environment says about the device; read once, at the first call.
 
 /// The device that a program meets.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Settings {
     /// `SOFTWARE_GPU_MEMORY`: bytes of device memory; 1 GiB where it is not set.
     pub(super) memory_bytes: u64,
@@ -9,6 +9,10 @@ pub(super) struct Settings {
     pub(super) page_locked_bytes_max: Option<u64>,
     /// `SOFTWARE_GPU_SEED`: the order of work; 0 (the default) is the order of the calls.
     pub(super) seed: u64,
+    /// `SOFTWARE_GPU_LINK_RATE`: bytes per second of copies to the device; they take no time of their own where it is not set.
+    pub(super) link_rate: Option<f64>,
+    /// `SOFTWARE_GPU_REFUSED_LAUNCH`: the launch with this number, counted from 1, finds no memory; none where it is not set.
+    pub(super) refused_launch: u64,
     /// `SOFTWARE_GPU_ABORT=1`: the first report ends the process.
     pub(super) abort: bool,
     /// `SOFTWARE_GPU_UNWRITTEN`: which reads of memory that was never written are reported.
@@ -38,20 +42,29 @@ impl Settings {
                     .ok_or_else(|| format!("{name}={text} is not a size such as 65536 or 64MiB"))
             }
         };
-        let seed = variable("SOFTWARE_GPU_SEED").unwrap_or_else(|| "0".to_owned());
+        let number = |name: &str| {
+            let text = variable(name).unwrap_or_else(|| "0".to_owned());
+            let number = text.trim().parse::<u64>();
+            number.map_err(|_| format!("{name}={text} is not a number"))
+        };
         let memory_bytes = bytes("SOFTWARE_GPU_MEMORY")?.unwrap_or(1 << 30);
         if !(1 << 16..=1 << 40).contains(&memory_bytes) {
             return Err(format!(
                 "SOFTWARE_GPU_MEMORY of {memory_bytes} bytes is not between 64 KiB and 1 TiB"
             ));
         }
+        let link_rate = bytes("SOFTWARE_GPU_LINK_RATE")?;
+        if link_rate == Some(0) {
+            return Err(
+                "SOFTWARE_GPU_LINK_RATE=0 moves nothing; leave it out for no limit".to_owned(),
+            );
+        }
         Ok(Settings {
             memory_bytes,
+            link_rate: link_rate.map(|rate| rate as f64),
             page_locked_bytes_max: bytes("SOFTWARE_GPU_PINNED_MEMORY")?,
-            seed: seed
-                .trim()
-                .parse()
-                .map_err(|_| format!("SOFTWARE_GPU_SEED={seed} is not a number"))?,
+            seed: number("SOFTWARE_GPU_SEED")?,
+            refused_launch: number("SOFTWARE_GPU_REFUSED_LAUNCH")?,
             abort: variable("SOFTWARE_GPU_ABORT").is_some_and(|text| text == "1"),
             unwritten: match variable("SOFTWARE_GPU_UNWRITTEN").as_deref() {
                 None | Some("word") => Unwritten::Word,
@@ -96,6 +109,7 @@ mod tests {
         let settings = read(&[]).unwrap();
         assert_eq!(settings.memory_bytes, 1 << 30);
         assert_eq!(settings.page_locked_bytes_max, None);
+        assert_eq!((settings.link_rate, settings.refused_launch), (None, 0));
         assert_eq!(
             (settings.seed, settings.abort, settings.unwritten),
             (0, false, Unwritten::Word)
@@ -107,10 +121,14 @@ mod tests {
         let settings = read(&[
             ("SOFTWARE_GPU_MEMORY", "64MiB"),
             ("SOFTWARE_GPU_PINNED_MEMORY", "4096"),
+            ("SOFTWARE_GPU_LINK_RATE", "2MiB"),
+            ("SOFTWARE_GPU_REFUSED_LAUNCH", "70"),
         ])
         .unwrap();
         assert_eq!(settings.memory_bytes, 64 << 20);
         assert_eq!(settings.page_locked_bytes_max, Some(4096));
+        assert_eq!(settings.link_rate, Some(2097152.0));
+        assert_eq!(settings.refused_launch, 70);
     }
 
     #[test]
@@ -119,6 +137,8 @@ mod tests {
             ("SOFTWARE_GPU_MEMORY", "much"),
             ("SOFTWARE_GPU_SEED", "-1"),
             ("SOFTWARE_GPU_UNWRITTEN", "x"),
+            ("SOFTWARE_GPU_LINK_RATE", "0"),
+            ("SOFTWARE_GPU_REFUSED_LAUNCH", "second"),
         ] {
             let error = read(&[variable]).unwrap_err();
             assert!(error.contains(variable.0), "{error}");

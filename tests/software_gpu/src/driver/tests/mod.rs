@@ -14,7 +14,8 @@ use std::ffi::CString;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::api_checks::{
-    software_gpu_counters, software_gpu_reports, software_gpu_set_seed, software_gpu_take_report,
+    software_gpu_counters, software_gpu_reports, software_gpu_set_link_rate, software_gpu_set_seed,
+    software_gpu_take_report, software_gpu_timed_events,
 };
 use super::api_copy::*;
 use super::api_device::*;
@@ -177,6 +178,7 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
+        software_gpu_set_link_rate(0);
         take_reports();
         for stream in self.streams.drain(..) {
             cuStreamDestroy_v2(stream);

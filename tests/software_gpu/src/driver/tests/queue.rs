@@ -1,5 +1,6 @@
 use std::collections::HashSet;
 
+use super::super::operation::HostSource;
 use super::*;
 
 fn wait(queue: &mut Queue, slot: usize, behind: Option<&Recording>) -> Recording {
@@ -16,7 +17,7 @@ fn wait(queue: &mut Queue, slot: usize, behind: Option<&Recording>) -> Recording
 }
 
 fn streams(seed: u64, kinds: &[StreamKind]) -> Queue {
-    let mut queue = Queue::new(seed);
+    let mut queue = Queue::new(seed, None);
     for (index, kind) in kinds.iter().enumerate() {
         queue.create_stream(16 + index, *kind, 0);
     }
@@ -26,7 +27,7 @@ fn streams(seed: u64, kinds: &[StreamKind]) -> Queue {
 /// Runs what is released, checks that each operation comes after what it needs, and returns the order of their numbers.
 fn drain(queue: &mut Queue, over: &mut HashSet<(usize, u64)>) -> Vec<u64> {
     let mut order = Vec::new();
-    while let Some(operation) = queue.take() {
+    while let Next::Run(operation) = queue.take(Instant::now()) {
         for step in &operation.after {
             assert!(
                 over.contains(&(step.actor, step.time)),
@@ -138,11 +139,78 @@ fn what_is_settled_is_known_to_all_that_still_comes() {
         "the held operation does not know of it"
     );
     queue.release_until(unaware.step);
-    let running = queue.take().unwrap();
+    let Next::Run(running) = queue.take(Instant::now()) else {
+        panic!("a step was released");
+    };
     assert!(
         !first.step.is_before(&queue.settled()),
         "nor does the running one"
     );
     queue.finish(running.step);
     assert!(first.step.is_before(&queue.settled()));
+}
+
+fn copy(queue: &mut Queue, slot: usize, bytes: u64) -> Recording {
+    let mut known = Clock::default();
+    let what = What::ToDevice {
+        bytes,
+        staged: false,
+    };
+    let step = queue.enqueue(slot, what, None, |_, clock, _| {
+        known = clock.clone();
+        Work::ToDevice {
+            destination: 0,
+            source: HostSource::Staged(Box::new([])),
+            bytes,
+        }
+    });
+    Recording {
+        step,
+        clock: known,
+        over: Default::default(),
+    }
+}
+
+/// What can run by then, and when there is more.
+fn run_until(queue: &mut Queue, now: Instant) -> (Vec<Step>, Option<Instant>) {
+    let mut ran = Vec::new();
+    loop {
+        match queue.take(now) {
+            Next::Run(operation) => {
+                ran.push(operation.step);
+                queue.finish(operation.step);
+            }
+            Next::Until(due) => return (ran, Some(due)),
+            Next::Nothing => return (ran, None),
+        }
+    }
+}
+
+#[test]
+fn copies_over_a_link_with_a_rate_take_their_time_one_after_another() {
+    let mut queue = streams(0, &[StreamKind::NonBlocking; 3]);
+    queue.set_link_rate(Some(1000.0));
+    let (begin, second) = (Instant::now(), Duration::from_secs(1));
+    let first = copy(&mut queue, 1, 2000);
+    let behind_it = wait(&mut queue, 1, None);
+    let waits_for_it = wait(&mut queue, 2, Some(&first));
+    let other_copy = copy(&mut queue, 3, 1000);
+    let free = wait(&mut queue, 0, None);
+    let (ran, due) = run_until(&mut queue, begin);
+    assert_eq!(ran, [free.step], "what waits for nothing");
+    assert_eq!(due, Some(begin + 2 * second));
+    let (ran, due) = run_until(&mut queue, begin + second);
+    assert_eq!((ran.len(), due), (0, Some(begin + 2 * second)));
+    let (ran, due) = run_until(&mut queue, begin + 2 * second);
+    assert_eq!(ran, [first.step, behind_it.step, waits_for_it.step]);
+    assert_eq!(due, Some(begin + 3 * second));
+    let (ran, due) = run_until(&mut queue, begin + 3 * second);
+    assert_eq!((ran, due), (vec![other_copy.step], None));
+    // The link was idle meanwhile, which is not made up for.
+    let last = copy(&mut queue, 1, 500);
+    let (ran, due) = run_until(&mut queue, begin + 9 * second);
+    assert_eq!((ran.len(), due), (0, Some(begin + 9 * second + second / 2)));
+    queue.set_link_rate(None);
+    let (ran, due) = run_until(&mut queue, begin + 9 * second);
+    assert_eq!((ran, due), (vec![last.step], None));
 }

@@ -141,15 +141,9 @@ fn events_tell_the_time_between_them() {
     let mut program = Program::start(0);
     let stream = program.stream(NON_BLOCKING);
     let untimed = program.event();
-    let timed: Vec<usize> = (0..2)
-        .map(|_| {
-            let mut event = 0;
-            // SAFETY: a valid pointer.
-            ok(unsafe { cuEventCreate(&raw mut event, 0) });
-            program.events.push(event);
-            event
-        })
-        .collect();
+    let created = software_gpu_timed_events();
+    let timed = [0; 2].map(|_| timed_event(&mut program));
+    assert_eq!(software_gpu_timed_events() - created, 2);
     let elapsed = |start, end| {
         let mut milliseconds = 0.0;
         // SAFETY: a valid pointer.
@@ -170,6 +164,84 @@ fn events_tell_the_time_between_them() {
     ok(status);
     assert!(milliseconds >= 19.0, "{milliseconds}");
     assert_eq!(elapsed(timed[0], untimed).0, 400);
+}
+
+fn timed_event(program: &mut Program) -> usize {
+    let mut event = 0;
+    // SAFETY: a valid pointer.
+    ok(unsafe { cuEventCreate(&raw mut event, 0) });
+    program.events.push(event);
+    event
+}
+
+/// `None` where the device has not come so far.
+fn milliseconds_between(start: usize, end: usize) -> Option<f32> {
+    let mut milliseconds = 0.0;
+    // SAFETY: a valid pointer.
+    match unsafe { cuEventElapsedTime_v2(&raw mut milliseconds, start, end) } {
+        NOT_READY => None,
+        status => {
+            ok(status);
+            Some(milliseconds)
+        }
+    }
+}
+
+#[test]
+fn a_copy_over_a_slow_link_holds_up_those_who_wait_for_it_and_nobody_else() {
+    for seed in 0..8 {
+        let mut program = Program::start(seed);
+        let (copies, compute) = (program.stream(NON_BLOCKING), program.stream(NON_BLOCKING));
+        let (a, b) = (
+            program.allocate_with(&[1; 64]),
+            program.allocate_with(&[2; 64]),
+        );
+        let buffer = program.page_locked(64);
+        buffer.write([9; 64]);
+        let copied = program.event();
+        let moments = [0; 3].map(|_| timed_event(&mut program));
+        // A byte in a second: what ends, ends without it.
+        software_gpu_set_link_rate(1);
+        buffer.to_device(a, copies);
+        ok(cuEventRecord(copied, copies));
+        ok(program.launch("accumulate", &[b, b], 64, compute));
+        ok(cuEventRecord(moments[0], compute));
+        ok(cuStreamSynchronize(compute));
+        ok(cuEventRecord(moments[1], compute));
+        ok(cuStreamWaitEvent(compute, copied, 0));
+        ok(program.launch("accumulate", &[a, a], 64, compute));
+        ok(cuEventRecord(moments[2], compute));
+        ok(cuEventSynchronize(moments[1]));
+        for _ in 0..10 {
+            assert_eq!(cuEventQuery(copied), NOT_READY, "seed {seed}");
+            assert_eq!(cuStreamQuery(compute), NOT_READY, "seed {seed}");
+        }
+        assert_eq!(milliseconds_between(moments[1], moments[2]), None);
+        std::thread::sleep(Duration::from_millis(20));
+        software_gpu_set_link_rate(0);
+        ok(cuStreamSynchronize(compute));
+        let waited = milliseconds_between(moments[1], moments[2]).unwrap();
+        assert!(waited >= 19.0, "seed {seed}: {waited}");
+        assert_eq!(
+            (program.read(a, 1), program.read(b, 1)),
+            (vec![36], vec![8])
+        );
+        expect_no_report();
+    }
+}
+
+#[test]
+fn a_host_that_refills_what_is_on_the_link_is_reported() {
+    let mut program = Program::start(0);
+    let stream = program.stream(NON_BLOCKING);
+    let a = program.allocate_with(&[1; 64]);
+    let buffer = program.page_locked(64);
+    buffer.write([9; 64]);
+    software_gpu_set_link_rate(1);
+    buffer.to_device(a, stream);
+    buffer.write([8; 64]);
+    software_gpu_set_link_rate(0);
+    expect_report(&["copy of 256 bytes to the device"]);
 }
 
 #[test]

@@ -1,0 +1,220 @@
+//! How long computation waited for weights is what the device's compute stream waited, by the device's own clock; nobody
+//! waits for these times.
+
+use crate::device::{Device, device};
+use crate::placements::{KIB, Placement, on_device, plan, prompt};
+use crate::run::{Sequence, all_resident, root, settings, smallest_budgets};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use strata::kernels::ComputePool;
+use strata::memory::{Arena, Event, Faults, FaultyReader, Region, RegionCopies};
+use strata::metrics::Metrics;
+use strata::model::{LoadedModel, PlannedModel, places};
+use strata::placement::{Executor, ExecutorChoice, GroupId, PlanRequest, Tier};
+use strata::weights::{Loading, Lookahead, ModelFile, Traffic};
+
+const STEPS: usize = 3;
+
+fn path() -> PathBuf {
+    root().join("tests/data/tiny/llama.gguf")
+}
+
+/// The tiny model with as little on the device as it takes, the rest on the host, and on storage where `host` is little too.
+fn streamed(homes: &'static [Tier]) -> Placement {
+    let request = PlanRequest {
+        context: 64,
+        parallel: 1,
+        step_width: Some(8),
+        slice_bytes: Some(64 * KIB),
+        executor: ExecutorChoice::Device,
+        ..all_resident()
+    };
+    let (device, least) =
+        smallest_budgets(&path(), |device, host| on_device(&request, device, host));
+    let host = match homes.contains(&Tier::Storage) {
+        true => least,
+        false => 1 << 30,
+    };
+    Placement {
+        name: "streamed",
+        request: PlanRequest {
+            ring_entries: Some(2),
+            ..on_device(&request, device, host)
+        },
+        homes,
+    }
+}
+
+fn all_on_the_device() -> Placement {
+    let request = PlanRequest {
+        context: 64,
+        parallel: 1,
+        step_width: Some(8),
+        ..all_resident()
+    };
+    Placement {
+        name: "all on the device",
+        request: on_device(&request, 1 << 28, 1 << 28),
+        homes: &[Tier::Device],
+    }
+}
+
+/// Groups are fetched when they are asked for, and not before: nothing hides what that takes. `from` is where they come
+/// from.
+fn load(planned: &PlannedModel, from: ModelFile<'_>) -> LoadedModel {
+    let mut settings = settings();
+    settings.lookahead = Lookahead::None;
+    let loading = Loading {
+        settings,
+        metrics: &Metrics::new(),
+        progress: &|_| true,
+    };
+    planned
+        .load_from(from, ComputePool::new(2), &loading)
+        .unwrap()
+}
+
+/// Groups from this home that the device computes with in a narrow step.
+fn come_from(planned: &PlannedModel, home: Tier) -> Vec<GroupId> {
+    let groups = planned.plan.iter().filter(|(id, group, _)| {
+        let residence = planned.plan.residence_at(*id, 1);
+        let comes = residence.home == home && residence.executor == Executor::Device;
+        comes && group.is_streamable()
+    });
+    groups.map(|(id, _, _)| id).collect()
+}
+
+/// Some steps of one token, and what they waited.
+fn steps(device: &Device, loaded: &mut LoadedModel) -> Traffic {
+    let mut sequence = Sequence::new(0, 1);
+    for &token in &prompt(STEPS as u32, 256) {
+        sequence.step(loaded, &[token]);
+    }
+    device.assert_nothing_reported("steps of one token");
+    (loaded.traffic)()
+}
+
+#[test]
+fn nothing_is_waited_for_where_all_rests_on_the_device() {
+    let Some(device) = device() else { return };
+    let planned = plan(&device, &path(), &all_on_the_device());
+    let mut loaded = load(&planned, ModelFile::At(&places(&planned.gguf)));
+    if let Some(software) = &device.software {
+        software.set_link_rate(1 << 20);
+    }
+    let traffic = steps(&device, &mut loaded);
+    assert!(traffic.leases[Tier::Device as usize] > 0);
+    assert_eq!(traffic.stall_seconds, [0.0; 3]);
+}
+
+#[test]
+fn a_wait_for_the_link_takes_what_the_copy_takes() {
+    let Some(device) = device() else { return };
+    let Some(software) = &device.software else {
+        println!("skipped: a GPU's link has the rate that it has");
+        return;
+    };
+    let rate = 2 << 20;
+    let planned = plan(&device, &path(), &streamed(&[Tier::Device, Tier::Host]));
+    let mut loaded = load(&planned, ModelFile::At(&places(&planned.gguf)));
+    software.set_link_rate(rate);
+    let traffic = steps(&device, &mut loaded);
+    let groups = come_from(&planned, Tier::Host);
+    let bytes = groups
+        .iter()
+        .map(|group| planned.plan.groups[group.0 as usize].entry_bytes);
+    // The stream comes to each wait before the copy is given to the other one: in each step but to the first, whose copy
+    // may begin while the stream is given the tokens.
+    let hidden = bytes.clone().max().unwrap();
+    let least = STEPS as f64 * (bytes.sum::<u64>() - hidden) as f64 / rate as f64;
+    let stalls = traffic.stall_seconds;
+    assert!(groups.len() > 2, "{groups:?}");
+    assert!(
+        stalls[Tier::Host as usize] > 0.999 * least,
+        "{stalls:?}, and copies alone take {least}"
+    );
+    assert_eq!(stalls[Tier::Device as usize], 0.0);
+    assert_eq!(stalls[Tier::Storage as usize], 0.0);
+}
+
+/// What has not been read cannot be copied: the host waits for it, and the device, which has nothing else to do.
+#[test]
+fn a_wait_for_the_drive_is_the_devices_too() {
+    let Some(device) = device() else { return };
+    let homes = &[Tier::Device, Tier::Host, Tier::Storage];
+    let planned = plan(&device, &path(), &streamed(homes));
+    let reader = FaultyReader::open(&places(&planned.gguf), 1, Faults::default()).unwrap();
+    let control = reader.control();
+    let mut loaded = load(&planned, ModelFile::Through(Box::new(reader)));
+    let read_time = Duration::from_millis(3);
+    control.change(|faults| faults.read_time = read_time);
+    let groups = come_from(&planned, Tier::Storage);
+    let least = (STEPS * groups.len()) as f64 * read_time.as_secs_f64();
+    let traffic = steps(&device, &mut loaded);
+    let stall = traffic.stall_seconds[Tier::Storage as usize];
+    assert!(groups.len() > 2, "{groups:?}");
+    assert!(
+        stall > 0.999 * least,
+        "{stall}, and reads alone take {least}"
+    );
+}
+
+#[test]
+fn a_step_creates_no_timed_event_that_the_one_before_can_lend_it() {
+    let Some(device) = device() else { return };
+    let Some(software) = &device.software else {
+        println!("skipped: a GPU's driver does not count events");
+        return;
+    };
+    let planned = plan(&device, &path(), &streamed(&[Tier::Device, Tier::Host]));
+    let mut loaded = load(&planned, ModelFile::At(&places(&planned.gguf)));
+    let before = software.timed_events();
+    let traffic = steps(&device, &mut loaded);
+    let created = software.timed_events() - before;
+    let waits = traffic.leases[Tier::Host as usize] / STEPS as u64;
+    // Two for each wait, and no more for the second step.
+    assert!((2..=2 * waits).contains(&created), "{created} of {waits}");
+}
+
+#[test]
+fn a_time_that_is_yet_to_come_is_not_waited_for() {
+    let Some(device) = device() else { return };
+    let Some(software) = &device.software else {
+        println!("skipped: a GPU's link cannot be held");
+        return;
+    };
+    let gpu = &device.gpu.device;
+    let bytes = 64 << 10;
+    let mut host = Arena::new("host", bytes).unwrap();
+    // From memory that is not locked a copy is waited for.
+    assert_eq!(host.lock_pages(gpu), (bytes, None));
+    let host = Arc::new(host);
+    let on_gpu = Arc::new(Arena::on_cuda("device", bytes, gpu).unwrap());
+    let copies = RegionCopies::start(
+        Arc::clone(&host),
+        Arc::clone(&on_gpu),
+        None,
+        Box::new(|_| {}),
+    );
+    let source = Arc::new(Region::allocate_low(&host, bytes).unwrap());
+    let destination = Region::allocate_low(&on_gpu, bytes).unwrap();
+    // Half a minute.
+    software.set_link_rate(2 << 10);
+    let before = gpu.compute_moment().unwrap();
+    let copy = copies.copy_in_order(1, source, destination, bytes, Event::recorded());
+    let copy = copy.unwrap();
+    gpu.compute_waits_for(&copy.ready);
+    let behind = gpu.compute_moment().unwrap();
+    assert_eq!(gpu.time_between(&before, &behind), None);
+    assert!(!copy.ready.is_complete());
+    software.set_link_rate(0);
+    gpu.synchronise().unwrap();
+    let waited = gpu.time_between(&before, &behind);
+    assert!(
+        waited.is_some_and(|waited| waited > Duration::ZERO),
+        "{waited:?}"
+    );
+    drop(copies);
+    device.assert_nothing_reported("a copy that was held");
+}
