@@ -217,6 +217,45 @@ fn a_killed_process_loses_nothing() {
     assert_eq!(server.sent(), MODEL.len() as u64);
 }
 
+/// Killed between the last two steps it leaves the note.
+#[test]
+fn a_note_that_is_left_behind_goes() {
+    let (server, place) = (half_then_all(), Place::new());
+    let url = server.url("/m.gguf");
+    let mut command = place.command(&url, &PATIENT);
+    let mut first = Guard(command.stderr(Stdio::null()).spawn().unwrap());
+    wait_for_bytes(&place.path("m.gguf.part"), 250_000);
+    first.0.kill().unwrap();
+    first.wait();
+    std::fs::write(place.path("m.gguf"), MODEL).unwrap();
+    std::fs::remove_file(place.path("m.gguf.part")).unwrap();
+    let outcome = place.pull(&url, &[]);
+    assert_fetched(&outcome, &place.path("m.gguf"), MODEL);
+    assert!(
+        outcome.stderr.contains("is there already"),
+        "{}",
+        outcome.stderr
+    );
+}
+
+/// A note of any length can be read again.
+#[test]
+fn a_version_that_is_too_long_is_none() {
+    let version = format!("\"{}\"", "\\\"".repeat(20_000));
+    let server = Server::start(move |request, reply| match request.number {
+        0 => reply.file_until(request, MODEL, &version, 1000),
+        1 => reply.answer(404, &[], ""),
+        _ => reply.file(request, MODEL, &version),
+    });
+    let place = Place::new();
+    let url = server.url("/m.gguf");
+    let outcome = place.pull(&url, &[]);
+    assert_refused(&outcome, 1, &place.path("m.gguf"), &["says 404"]);
+    let said = "does not tell versions of the file apart";
+    assert!(outcome.stderr.contains(said), "{}", outcome.stderr);
+    assert_fetched(&place.pull(&url, &[]), &place.path("m.gguf"), MODEL);
+}
+
 #[test]
 fn an_interrupt_says_how_to_go_on() {
     for (signal, code) in [("INT", 130), ("TERM", 143)] {
