@@ -45,7 +45,7 @@ fn large(folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let vocabulary = Gguf::open(&root.join("tests/data/tiny/llama.gguf")).unwrap();
     let card = ShapeCard::parse(card).unwrap();
-    synthesise(&card, &vocabulary, Destination::new(&path), 1, |_, _| {}).unwrap();
+    synthesise(&card, &vocabulary, Destination::new(&path), 1, |_, _| true).unwrap();
     path
 }
 

@@ -7,6 +7,7 @@ use anyhow::Context;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use strata::api::{Stop, watch_signals};
 use strata::cli::{InspectArguments, PlanArguments, SynthArguments};
 use strata::config::Config;
 use strata::gguf::card::{ShapeCard, is_card};
@@ -61,6 +62,8 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
     let vocabulary = Gguf::open(&arguments.vocabulary)
         .with_context(|| arguments.vocabulary.display().to_string())?;
     check_shards(&arguments.output, "the vocabulary file", &vocabulary)?;
+    let stop = Stop::new();
+    watch_signals(stop.clone()).context("watch signals")?;
     let mut progress = Progress::new("writing");
     let written = synth::synthesise(
         &card,
@@ -70,7 +73,10 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
             replace: arguments.force,
         },
         arguments.seed,
-        |done, total| progress.show(done, total, |line| say(format_args!("{line}"))),
+        |done, total| {
+            progress.show(done, total, |line| say(format_args!("{line}")));
+            !stop.is_stopped()
+        },
     )?;
     let seconds = progress.elapsed().as_secs_f64();
     drop(progress);
