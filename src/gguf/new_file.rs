@@ -224,9 +224,13 @@ pub(crate) fn open_locked(path: &Path) -> io::Result<Option<File>> {
             .truncate(false)
             // Not what a link there points to, and a pipe would block.
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(path)?;
+            .open(path)
+            .map_err(|error| in_the_way(path, error))?;
         if !file.metadata()?.is_file() {
-            return Err(io::Error::other(format!("{} is no file", path.display())));
+            return Err(io::Error::other(format!(
+                "{} is no file; remove it",
+                path.display()
+            )));
         }
         match file.try_lock() {
             Ok(()) => {}
@@ -237,6 +241,17 @@ pub(crate) fn open_locked(path: &Path) -> io::Result<Option<File>> {
         if is_at(&file, path) {
             return Ok(Some(file));
         }
+    }
+}
+
+/// Where something is there, its name is another than that of the file that is asked for.
+fn in_the_way(path: &Path, error: io::Error) -> io::Error {
+    match path.symlink_metadata() {
+        Ok(there) if there.is_symlink() => {
+            io::Error::other(format!("{} is a link; remove it", path.display()))
+        }
+        Ok(_) => io::Error::new(error.kind(), format!("{}: {error}", path.display())),
+        Err(_) => error,
     }
 }
 
@@ -375,6 +390,25 @@ mod tests {
         assert!(link.is_symlink());
         assert_eq!(std::fs::read(&there).unwrap(), b"theirs");
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        let partial = NewFile::partial_path(&path);
+        std::os::unix::fs::symlink(folder.path().join("none"), &partial).unwrap();
+        let error = NewFile::create(Destination::new(&path), 3).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("a.gguf.partial is a link; remove it"),
+            "{error}"
+        );
+        std::fs::remove_file(&partial).unwrap();
+        std::fs::create_dir(&partial).unwrap();
+        let error = NewFile::create(Destination::new(&path), 3).unwrap_err();
+        assert!(error.to_string().contains("a.gguf.partial: "), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     /// The length of what an earlier run left is gone before there is anything about room.
