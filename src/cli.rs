@@ -59,7 +59,7 @@ pub struct GenerateArguments {
     #[arg(long)]
     pub chat: bool,
     /// The most tokens to generate; by default as many as the context has room for
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     pub max_tokens: Option<usize>,
     #[command(flatten)]
     pub sampling: SamplingArguments,
@@ -98,7 +98,12 @@ pub struct SamplingArguments {
     )]
     pub min_p: f32,
     /// The same seed gives the same text
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
     pub seed: u64,
     /// End before this text; may be given several times
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -157,30 +162,60 @@ pub struct TrainingArguments {
     )]
     pub precision: PrecisionArgument,
     /// Samples of an update, on all devices together; of a transformer each has --context tokens
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "training")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true,
+        requires = "training"
+    )]
     pub batch: u32,
     /// Passes whose gradients are added up before an update
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "training")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true,
+        requires = "training"
+    )]
     pub accumulate: u32,
     /// Keep the inputs of some layers and compute the others again
     #[arg(long, requires = "training")]
     pub checkpoint: bool,
     /// Devices that each take a share of the batch
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "training")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true,
+        requires = "training"
+    )]
     pub data_parallel: u32,
     /// What these devices share: 1 the optimiser's state, 2 gradients too, 3 parameters too
     #[arg(
         long,
         value_name = "0|1|2|3",
         default_value_t = 0,
+        allow_negative_numbers = true,
         requires = "training"
     )]
     pub zero: u32,
     /// Devices that each hold some consecutive layers
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "training")]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 1,
+        allow_negative_numbers = true,
+        requires = "training"
+    )]
     pub pipeline: u32,
     /// Into how many a pass is cut for the pipeline; by default four for each stage, as far as there are samples
-    #[arg(long, value_name = "N", requires = "training")]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        requires = "training"
+    )]
     pub micro_batches: Option<u32>,
 }
 
@@ -322,7 +357,12 @@ pub struct SynthArguments {
     #[arg(long, value_name = "OTHER.gguf")]
     pub vocabulary: PathBuf,
     /// The same seed gives the same file
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
     pub seed: u64,
     /// Replace OUT.gguf if it is there
     #[arg(long)]

@@ -3,7 +3,7 @@
 use super::Usage;
 use super::bench_rates::bench_rates;
 use super::device::{Candidate, Device};
-use super::files::print;
+use super::files::{print, print_json};
 use super::load::{
     check_machine, compute_pool, model_path, pin_engine, plan_request, weights_settings,
 };
@@ -195,7 +195,7 @@ fn bench_steps(
         ram_rate: (plan.device != DeviceKind::Cuda).then(|| memory.bytes_per_second()),
     };
     match json {
-        true => print(&format!("{:#}\n", report.json())),
+        true => print_json(&report.json()),
         false => print(&report.text()),
     }
 }

@@ -10,7 +10,7 @@ use super::bench_rates_report::{
     Findings, LinkFindings, MemoryFindings, StorageFindings, TypeFindings, way_in_words,
 };
 use super::contention::Contention;
-use super::files::print;
+use super::files::{print, print_json};
 use super::load::{compute_pool, pin_engine, weights_settings};
 use super::rates::{ThisMachine, device_of};
 use super::stderr::{Stderr, say};
@@ -215,7 +215,7 @@ pub(super) fn bench_rates(config: &Config, arguments: &BenchRatesArguments) -> a
         }
     };
     match arguments.json {
-        true => print(&format!("{:#}\n", findings.json(&machine, &card)?)),
+        true => print_json(&findings.json(&machine, &card)?),
         false => print(&findings.text(&machine, &card)),
     }?;
     stored

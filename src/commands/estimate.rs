@@ -1,7 +1,7 @@
 //! `strata estimate`: what a model would take, before anything is allocated.
 
 use super::Usage;
-use super::files::print;
+use super::files::{print, print_json};
 use super::load::plan_of;
 use anyhow::Context;
 use std::path::Path;
@@ -58,7 +58,7 @@ pub(crate) fn estimate(config: &Config, arguments: &EstimateArguments) -> anyhow
         if let Some(Ok((plan, _))) = &plan {
             report["plan"] = plan.report_json();
         }
-        print(&format!("{report:#}\n"))?;
+        print_json(&report)?;
     } else {
         print(&inference_report(&subject, &needs))?;
         if let Some(Ok((plan, _))) = &plan {
@@ -94,10 +94,7 @@ fn estimate_training(
     let needs = training(subject, &request).map_err(usage)?;
     let changes = techniques(subject, &request).map_err(usage)?;
     match arguments.json {
-        true => print(&format!(
-            "{:#}\n",
-            training_json(subject, &request, &needs, &changes)
-        )),
+        true => print_json(&training_json(subject, &request, &needs, &changes)),
         false => print(&training_report(subject, &request, &needs, &changes)),
     }
 }

@@ -7,6 +7,7 @@ use anyhow::Context;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use strata::api::{Stop, watch_signals};
 use strata::cli::{InspectArguments, PlanArguments, SynthArguments};
 use strata::config::Config;
 use strata::gguf::card::{ShapeCard, is_card};
@@ -29,7 +30,7 @@ pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result
         true => {
             let mut report = plan.report_json();
             report["changes"] = report_gains_json(&gains);
-            print(&format!("{report:#}\n"))
+            print_json(&report)
         }
         false => print(&format!("{}{}", plan.report(), report_gains(&plan, &gains))),
     }
@@ -45,7 +46,7 @@ pub(crate) fn inspect(arguments: &InspectArguments) -> anyhow::Result<()> {
         metadata: arguments.metadata,
     };
     match arguments.json {
-        true => print(&format!("{:#}\n", inspect::report_json(&gguf, &served))),
+        true => print_json(&inspect::report_json(&gguf, &served)),
         false => print(&inspect::report(&gguf, &served, lists)),
     }
 }
@@ -61,6 +62,8 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
     let vocabulary = Gguf::open(&arguments.vocabulary)
         .with_context(|| arguments.vocabulary.display().to_string())?;
     check_shards(&arguments.output, "the vocabulary file", &vocabulary)?;
+    let stop = Stop::new();
+    watch_signals(stop.clone()).context("watch signals")?;
     let mut progress = Progress::new("writing");
     let written = synth::synthesise(
         &card,
@@ -70,7 +73,10 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
             replace: arguments.force,
         },
         arguments.seed,
-        |done, total| progress.show(done, total, |line| say(format_args!("{line}"))),
+        |done, total| {
+            progress.show(done, total, |line| say(format_args!("{line}")));
+            !stop.is_stopped()
+        },
     )?;
     let seconds = progress.elapsed().as_secs_f64();
     drop(progress);
@@ -134,6 +140,26 @@ fn refuse_same(output: &Path, what: &str, read: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Names and texts of a file may hold characters that steer a terminal. JSON escapes those of ASCII, but for the last;
+/// the others mean the same when they are escaped too.
+pub(super) fn print_json(report: &serde_json::Value) -> anyhow::Result<()> {
+    print(&format!("{}\n", escaped(&format!("{report:#}"))))
+}
+
+/// Such characters stand in strings only.
+fn escaped(json: &str) -> String {
+    let mut text = String::with_capacity(json.len());
+    for character in json.chars() {
+        match character {
+            '\n' => text.push(character),
+            // None of them is beyond 16 bits.
+            _ if character.is_control() => text.push_str(&format!("\\u{:04x}", character as u32)),
+            _ => text.push(character),
+        }
+    }
+    text
+}
+
 /// A closed pipe (`| head`) is not a failure.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().lock().write_all(text.as_bytes()) {
@@ -141,5 +167,26 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
             Err(error).context("write to stdout")
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_steers_a_terminal_is_escaped_and_means_the_same() {
+        let name = "\u{9b}2J\u{1b}[2J\u{7f}\n\t\"é";
+        let report = serde_json::json!({ name: [name] });
+        let text = escaped(&format!("{report:#}"));
+        assert!(
+            text.chars().all(|c| c == '\n' || !c.is_control()),
+            "{text:?}"
+        );
+        assert!(text.contains("\\u009b2J") && text.contains('é'), "{text}");
+        assert_eq!(
+            serde_json::from_str::<serde_json::Value>(&text).unwrap(),
+            report
+        );
     }
 }

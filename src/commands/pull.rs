@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use strata::api::on_signal;
 use strata::cli::PullArguments;
 use strata::config::format_bytes;
-use strata::pull::{self, Event, HubSettings, Limits, Order, PullError, Sha256, has_bytes};
+use strata::pull::{
+    self, Event, HubSettings, Limits, Order, Proxies, PullError, Sha256, has_bytes,
+};
 
 pub(crate) fn pull(arguments: &PullArguments) -> anyhow::Result<()> {
     let variable = |name: &str| std::env::var(name).ok();
@@ -34,6 +36,7 @@ pub(crate) fn pull(arguments: &PullArguments) -> anyhow::Result<()> {
         },
         hub: HubSettings::resolve(variable).map_err(of_usage)?,
         certificates: variable("SSL_CERT_FILE").filter(|path| !path.is_empty()),
+        proxies: Proxies::resolve(variable).map_err(of_usage)?,
     };
     let mut display = Display::default();
     watch_signals(Arc::clone(&display.reached)).context("watch signals")?;

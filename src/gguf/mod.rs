@@ -42,7 +42,7 @@ pub use hyperparameters::{Hyperparameters, SlidingWindow};
 pub use metadata::Metadata;
 pub use mixture::{Choice, Mixture, ModelShape};
 pub use new_file::{Destination, NewFile, NewFileError, check_space, folder_of};
-pub(crate) use new_file::{is_at, open_locked, put_in_place};
+pub(crate) use new_file::{check_is_file, is_at, open_locked, put_in_place};
 pub use rope::{RopeScaling, Yarn};
 pub use shard_name::{ShardName, unsplit_path};
 pub(crate) use shards::refuse_alone;

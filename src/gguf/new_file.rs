@@ -38,11 +38,24 @@ pub enum NewFileError {
     )]
     Exists { path: PathBuf },
 
-    #[error("cannot write {}: {error}", path.display())]
+    #[error("cannot write {}: {error}{}", path.display(), what_to_do(error))]
     Write { path: PathBuf, error: io::Error },
 }
 
 const GIB: f64 = (1u64 << 30) as f64;
+
+fn what_to_do(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; make room and run the same command again, or choose another folder for the output"
+        }
+        io::ErrorKind::NotFound
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::PermissionDenied
+        | io::ErrorKind::ReadOnlyFilesystem => "; choose another folder for the output",
+        _ => "",
+    }
+}
 
 /// Where a new file goes.
 #[derive(Clone, Copy, Debug)]
@@ -102,12 +115,7 @@ impl NewFile {
             path: path.to_owned(),
             error,
         };
-        // A rename would put the file in the place of a device.
-        if path.exists() && !path.is_file() {
-            return Err(error(io::Error::other(
-                "it is a directory or a device, not a file",
-            )));
-        }
+        check_is_file(path).map_err(error)?;
         if path.file_name().is_none() {
             return Err(error(io::ErrorKind::InvalidFilename.into()));
         }
@@ -173,6 +181,28 @@ impl Drop for NewFile {
     }
 }
 
+/// That a rename would put the new file in the place of nothing or of a file. Looked at first: whoever writes for an hour
+/// would hear of it at the end.
+///
+/// # Errors
+/// What is there instead, as in "it is a directory".
+pub(crate) fn check_is_file(path: &Path) -> io::Result<()> {
+    // Such as /dev/stdout, which may be a file that is written to, and would be a link no more.
+    let is_stream = path
+        .read_link()
+        .is_ok_and(|target| target.starts_with("/proc"));
+    let problem = if is_stream {
+        "it leads to an open stream, not to a file; name a file"
+    } else if path.exists() && !path.is_file() {
+        "it is a directory or a device, not a file; name a file"
+    } else if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        "it ends like the name of a folder; add the name of a file"
+    } else {
+        return Ok(());
+    };
+    Err(io::Error::other(problem))
+}
+
 /// The folder that a file is in.
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
@@ -194,9 +224,13 @@ pub(crate) fn open_locked(path: &Path) -> io::Result<Option<File>> {
             .truncate(false)
             // Not what a link there points to, and a pipe would block.
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .open(path)?;
+            .open(path)
+            .map_err(|error| in_the_way(path, error))?;
         if !file.metadata()?.is_file() {
-            return Err(io::Error::other(format!("{} is no file", path.display())));
+            return Err(io::Error::other(format!(
+                "{} is no file; remove it",
+                path.display()
+            )));
         }
         match file.try_lock() {
             Ok(()) => {}
@@ -207,6 +241,17 @@ pub(crate) fn open_locked(path: &Path) -> io::Result<Option<File>> {
         if is_at(&file, path) {
             return Ok(Some(file));
         }
+    }
+}
+
+/// Where something is there, its name is another than that of the file that is asked for.
+fn in_the_way(path: &Path, error: io::Error) -> io::Error {
+    match path.symlink_metadata() {
+        Ok(there) if there.is_symlink() => {
+            io::Error::other(format!("{} is a link; remove it", path.display()))
+        }
+        Ok(_) => io::Error::new(error.kind(), format!("{}: {error}", path.display())),
+        Err(_) => error,
     }
 }
 
@@ -322,6 +367,48 @@ mod tests {
         std::os::unix::fs::symlink(folder.path().join("none"), &path).unwrap();
         let early = NewFile::create(Destination::new(&path), 3);
         assert!(matches!(early, Err(NewFileError::Exists { .. })));
+    }
+
+    /// Neither is replaced, and none is found out about when all is written.
+    #[test]
+    fn streams_and_folders_are_no_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let [there, link] = ["there", "stdout"].map(|name| folder.path().join(name));
+        std::fs::write(&there, "theirs").unwrap();
+        let open = File::open(&there).unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&open);
+        std::os::unix::fs::symlink(format!("/proc/self/fd/{number}"), &link).unwrap();
+        for (path, part) in [
+            (link.clone(), "open stream"),
+            (folder.path().to_owned(), "directory"),
+            (folder.path().join("new/"), "ends like the name of a folder"),
+            (folder.path().join("there/"), "name of a file"),
+        ] {
+            let error = NewFile::create(Destination::replacing(&path), 3).unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        assert!(link.is_symlink());
+        assert_eq!(std::fs::read(&there).unwrap(), b"theirs");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_is_in_the_way_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.gguf");
+        let partial = NewFile::partial_path(&path);
+        std::os::unix::fs::symlink(folder.path().join("none"), &partial).unwrap();
+        let error = NewFile::create(Destination::new(&path), 3).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("a.gguf.partial is a link; remove it"),
+            "{error}"
+        );
+        std::fs::remove_file(&partial).unwrap();
+        std::fs::create_dir(&partial).unwrap();
+        let error = NewFile::create(Destination::new(&path), 3).unwrap_err();
+        assert!(error.to_string().contains("a.gguf.partial: "), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     /// The length of what an earlier run left is gone before there is anything about room.

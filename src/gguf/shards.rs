@@ -123,6 +123,8 @@ pub(super) fn with_its_shards(
                     path,
                 })
             }
+            // These name the file.
+            Err(error @ (GgufError::Open { .. } | GgufError::NotAFile { .. })) => Err(error),
             Err(error) => Err(in_shard(&path, error)),
         }
     });

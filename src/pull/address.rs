@@ -99,6 +99,14 @@ impl Address {
         &self.authority
     }
 
+    /// Without its port, and without the brackets of an IPv6 address.
+    pub(super) fn host(&self) -> &str {
+        match self.authority.strip_prefix('[') {
+            Some(rest) => rest.split(']').next().unwrap_or_default(),
+            None => self.authority.split(':').next().unwrap_or_default(),
+        }
+    }
+
     pub(super) fn path(&self) -> &str {
         &self.path
     }
@@ -172,11 +180,9 @@ const NAME_BYTES_MAX: usize = 200;
 ///
 /// What is wrong with it, as in "it leads to another folder".
 pub(super) fn check_file_name(name: &str) -> Result<(), &'static str> {
-    // Marks that turn the direction of text, or that are not seen, make names look like others.
-    let unseen = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
     if name.contains(['/', '\\']) || name == ".." || name == "." {
         Err("it leads to another folder")
-    } else if name.chars().any(|c| c.is_control() || unseen(c)) {
+    } else if hides(name) {
         Err("it has characters that do not show")
     } else if name.len() > NAME_BYTES_MAX {
         Err("it is too long")
@@ -187,6 +193,13 @@ pub(super) fn check_file_name(name: &str) -> Result<(), &'static str> {
     } else {
         Ok(())
     }
+}
+
+/// Whether a name steers a terminal, or has marks that turn the direction of text or are not seen, and so looks like
+/// another.
+pub(super) fn hides(name: &str) -> bool {
+    let unseen = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}');
+    name.chars().any(|c| c.is_control() || unseen(c))
 }
 
 #[cfg(test)]

@@ -2,12 +2,13 @@
 //! whether it helps to try again.
 
 use super::address::Address;
+use super::proxies::Proxies;
 use super::{Limits, PullError};
 use std::io::{self, Read};
 use std::time::Duration;
-use ureq::Body;
 use ureq::http::{HeaderMap, Response};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
+use ureq::{Body, Proxy};
 
 /// Why a try came to nothing.
 #[derive(Debug)]
@@ -52,6 +53,7 @@ pub(super) struct Token {
 pub(super) struct Client {
     agent: ureq::Agent,
     token: Option<Token>,
+    proxies: Proxies,
     pub(super) limits: Limits,
 }
 
@@ -78,6 +80,8 @@ pub(super) struct Answer {
 
 const REDIRECTS_MAX: usize = 10;
 const HEADER_BYTES_MAX: usize = 64 << 10;
+/// A longer version is none: it is kept with the file, and sent back with every request.
+const VERSION_BYTES_MAX: usize = 1 << 10;
 /// The longest time to wait because a server says so.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 const CERTIFICATES_BYTES_MAX: u64 = 16 << 20;
@@ -88,6 +92,7 @@ impl Client {
         limits: Limits,
         token: Option<Token>,
         certificates: Option<&str>,
+        proxies: Proxies,
     ) -> Result<Client, PullError> {
         let roots = match certificates {
             Some(path) => RootCerts::from(read_certificates(path)?),
@@ -115,6 +120,7 @@ impl Client {
         Ok(Client {
             agent,
             token,
+            proxies,
             limits,
         })
     }
@@ -143,12 +149,14 @@ impl Client {
                     request = request.header("if-range", version);
                 }
             }
+            let proxy = self.proxies.of(&address);
             let response = request
                 .config()
                 .timeout_global(deadline)
+                .proxy(proxy.cloned())
                 .build()
                 .call()
-                .map_err(|error| trouble(error, &address, self.limits.stall))?;
+                .map_err(|error| trouble(error, &address, proxy, self.limits.stall))?;
             let headers = response.headers();
             linked_etag = text(headers, "x-linked-etag").or(linked_etag);
             let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
@@ -196,7 +204,8 @@ impl Answer {
     /// What a version of the file can be told by: a strong tag, or else its time.
     pub(super) fn version(&self) -> Option<String> {
         let tag = self.header("etag").filter(|tag| is_strong(tag));
-        tag.or_else(|| self.header("last-modified"))
+        let version = tag.or_else(|| self.header("last-modified"));
+        version.filter(|version| version.len() <= VERSION_BYTES_MAX)
     }
 
     /// Why the status is none of success. `what` is what was asked for.
@@ -257,7 +266,7 @@ impl BodyReader {
         loop {
             match self.reader.read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(trouble(error.into(), &self.address, self.stall)),
+                Err(error) => return Err(trouble(error.into(), &self.address, None, self.stall)),
                 Ok(read) => return Ok(read),
             }
         }
@@ -305,14 +314,24 @@ fn is_strong(tag: &str) -> bool {
     tag.len() > 2 && tag.starts_with('"') && tag.ends_with('"')
 }
 
-fn trouble(error: ureq::Error, address: &Address, stall: Duration) -> Trouble {
+/// `proxy` is who was asked to ask for it; of a body, nobody is connected to any more.
+fn trouble(
+    error: ureq::Error,
+    address: &Address,
+    proxy: Option<&Proxy>,
+    stall: Duration,
+) -> Trouble {
     use io::ErrorKind;
     use ureq::{Error, Timeout};
     let host = address.authority();
+    let next = match proxy {
+        Some(proxy) => format!("{}:{}, the proxy for {host}", proxy.host(), proxy.port()),
+        None => host.to_owned(),
+    };
     match error {
-        Error::HostNotFound => Trouble::Unreachable(not_found(host)),
+        Error::HostNotFound => Trouble::Unreachable(not_found(&next)),
         Error::Timeout(Timeout::Connect | Timeout::Resolve) => {
-            Trouble::Unreachable(format!("{host} does not answer"))
+            Trouble::Unreachable(format!("{next} does not answer"))
         }
         Error::Timeout(Timeout::Global) => {
             Trouble::passing(format!("{host} takes too long to answer"))
@@ -327,11 +346,11 @@ fn trouble(error: ureq::Error, address: &Address, stall: Duration) -> Trouble {
             ErrorKind::ConnectionRefused
             | ErrorKind::HostUnreachable
             | ErrorKind::NetworkUnreachable => {
-                Trouble::Unreachable(format!("cannot connect to {host}: {error}"))
+                Trouble::Unreachable(format!("cannot connect to {next}: {error}"))
             }
             // The resolver's errors have neither a kind nor a number, only this text of the standard library.
             _ if error.to_string().contains("lookup address") => {
-                Trouble::Unreachable(not_found(host))
+                Trouble::Unreachable(not_found(&next))
             }
             // What TLS finds wrong comes so.
             ErrorKind::InvalidData => Trouble::Unreachable(no_trust(host, &error.to_string())),
@@ -341,9 +360,10 @@ fn trouble(error: ureq::Error, address: &Address, stall: Duration) -> Trouble {
         Error::LargeResponseHeader(..) => Trouble::refused(format!(
             "{host} answers with headers of more than {HEADER_BYTES_MAX} bytes"
         )),
-        error @ (Error::InvalidProxyUrl | Error::ConnectProxyFailed(_)) => Trouble::Unreachable(
-            format!("{host}: {error}; check HTTPS_PROXY, or set NO_PROXY={host}"),
-        ),
+        Error::ConnectProxyFailed(reason) => Trouble::Unreachable(format!(
+            "{next}, does not connect to it ({reason}); check HTTPS_PROXY, or set NO_PROXY={}",
+            address.host()
+        )),
         error @ (Error::BadUri(_) | Error::Http(_) | Error::Tls(_)) => {
             Trouble::refused(format!("{host}: {error}"))
         }

@@ -8,7 +8,7 @@
 //! may have lost some of them unnoticed.
 
 use super::client::{Answer, Client, Resume, Trouble};
-use super::part::{Note, Part, version_of};
+use super::part::{Note, Part, forget_note, version_of};
 use super::sha256::{Hasher, Sha256, hash_file};
 use super::tries::Tries;
 use super::{Event, PullError, Pulled, Remote};
@@ -32,6 +32,7 @@ pub(super) fn download(
         tell,
     };
     if let Some(there) = download.there(force)? {
+        forget_note(output);
         return Ok(there);
     }
     let existed = output.exists();
@@ -247,7 +248,7 @@ impl Download<'_> {
         self.expect_linked(&answer);
         if let Some(coding) = answer
             .header("content-encoding")
-            .filter(|coding| coding != "identity")
+            .filter(|coding| !coding.eq_ignore_ascii_case("identity"))
         {
             return Err(Trouble::refused(format!(
                 "{} sends the file packed ({coding}), which was not asked for",

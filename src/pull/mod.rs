@@ -1,7 +1,7 @@
 //! `strata pull`: a model file from the Hugging Face hub or from any URL. Everything that comes from outside is hostile
 //! here: names, headers, lengths, bytes.
 //!
-//! `source` reads what is asked for, `hub` finds the files of a model, `client` makes one request, `tries` says whether to
+//! `source` reads what is asked for, `hub` finds the files of a model, `client` makes one request, by way of whom `proxies` says, `tries` says whether to
 //! make another, `part` is the file that grows, and `download` puts them together: a file has its final name only when it
 //! is whole, has the right checksum where one is known, and its header reads as GGUF. Runs on the caller's thread.
 
@@ -10,6 +10,7 @@ mod client;
 mod download;
 mod hub;
 mod part;
+mod proxies;
 mod sha256;
 mod source;
 mod tries;
@@ -21,6 +22,7 @@ use std::time::Duration;
 pub use address::Address;
 pub use hub::HubSettings;
 pub use part::has_bytes;
+pub use proxies::Proxies;
 pub use sha256::Sha256;
 
 use crate::gguf::{Gguf, NewFileError, check_space};
@@ -75,11 +77,12 @@ fn kept(part: Option<&Path>) -> String {
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; what has come is kept: make room and run the same command again to go on"
+            "; make room and run the same command again: it goes on with what has come"
         }
-        io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied => {
-            "; choose another place with --output"
-        }
+        io::ErrorKind::NotFound
+        | io::ErrorKind::NotADirectory
+        | io::ErrorKind::PermissionDenied
+        | io::ErrorKind::ReadOnlyFilesystem => "; choose another place with --output",
         _ => "",
     }
 }
@@ -137,6 +140,7 @@ pub struct Order<'a> {
     pub hub: HubSettings,
     /// A PEM file of authorities to trust in place of those that are built in.
     pub certificates: Option<String>,
+    pub proxies: Proxies,
 }
 
 /// What happens meanwhile.
@@ -182,7 +186,8 @@ struct Remote {
 pub fn pull(order: &Order<'_>, tell: &mut dyn FnMut(Event<'_>)) -> Result<Vec<Pulled>, PullError> {
     let source = Source::parse(order.name, &order.hub.endpoint)?;
     let certificates = order.certificates.as_deref();
-    let client = Client::new(order.limits, order.hub.token(), certificates)?;
+    let proxies = order.proxies.clone();
+    let client = Client::new(order.limits, order.hub.token(), certificates, proxies)?;
     let mut remotes = match source {
         Source::Url(address) => vec![Remote {
             name: address.file_name(),

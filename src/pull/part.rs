@@ -6,7 +6,7 @@
 
 use super::PullError;
 use super::sha256::{Hasher, Sha256, hash_file};
-use crate::gguf::{Destination, NewFileError, is_at, open_locked, put_in_place};
+use crate::gguf::{Destination, NewFileError, check_is_file, is_at, open_locked, put_in_place};
 use rustix::fs::XattrFlags;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
@@ -51,6 +51,7 @@ impl Part {
     /// Another process is fetching the same file, what is there is of somebody else, or the folder cannot be written.
     pub(super) fn open(output: &Path) -> Result<Part, PullError> {
         let error = |error| PullError::write(output, error);
+        check_is_file(output).map_err(error)?;
         let path = with_suffix(output, ".part");
         let file = open_locked(&path).map_err(error)?;
         let file = file.ok_or_else(|| NewFileError::Busy {
@@ -139,7 +140,11 @@ impl Part {
             file.sync_all()?;
             std::fs::rename(&new, &self.note_path)
         };
-        write().map_err(error)?;
+        if let Err(problem) = write() {
+            // Half a note is of use to nobody.
+            let _ = std::fs::remove_file(&new);
+            return Err(error(problem));
+        }
         self.note = note;
         Ok(())
     }
@@ -214,6 +219,15 @@ impl Drop for Part {
         if self.done == 0 && is_at(&self.file, &self.path) {
             self.unlink();
         }
+    }
+}
+
+/// A process that ended just after it had given `output` its name has left the note. It goes, unless another process is at
+/// work or there are bytes that it is about.
+pub(super) fn forget_note(output: &Path) {
+    if with_suffix(output, ".part.json").exists() {
+        // An empty part takes its note along.
+        drop(Part::open(output));
     }
 }
 
@@ -346,6 +360,37 @@ mod tests {
         assert!(made.unwrap().success());
         part.begin(note()).unwrap();
         assert!(!new.exists());
+    }
+
+    #[test]
+    fn a_note_without_bytes_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("a.gguf");
+        let names = || std::fs::read_dir(folder.path()).unwrap().count();
+        let mut part = Part::open(&output).unwrap();
+        part.begin(note()).unwrap();
+        // Whoever is at work goes on.
+        forget_note(&output);
+        assert_eq!(names(), 2);
+        part.append(b"abc").unwrap();
+        drop(part);
+        forget_note(&output);
+        assert_eq!(names(), 2);
+        std::fs::rename(with_suffix(&output, ".part"), &output).unwrap();
+        forget_note(&output);
+        assert_eq!(names(), 1);
+    }
+
+    #[test]
+    fn a_note_that_cannot_be_written_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let output = folder.path().join("a.gguf");
+        let mut part = Part::open(&output).unwrap();
+        // No file can have the name of a folder.
+        std::fs::create_dir(folder.path().join("a.gguf.part.json")).unwrap();
+        part.begin(note()).unwrap_err();
+        drop(part);
+        assert!(!with_suffix(&output, ".part.json.new").exists());
     }
 
     #[test]

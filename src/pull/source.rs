@@ -1,7 +1,7 @@
 //! What is asked for: a model of the hub, by its name or by the address of its page, or any URL.
 
 use super::PullError;
-use super::address::{Address, check_file_name, decoded};
+use super::address::{Address, check_file_name, decoded, hides};
 
 /// Where a model comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -149,9 +149,8 @@ fn check(repository: &Repository, choice: &Choice) -> Result<(), &'static str> {
 pub(super) fn check_path(path: &str) -> Result<(), &'static str> {
     let mut pieces = path.rsplit('/');
     check_file_name(pieces.next().unwrap_or_default())?;
-    let leads_elsewhere = |piece: &str| {
-        matches!(piece, "" | "." | "..") || piece.chars().any(|c| c.is_control() || c == '\\')
-    };
+    let leads_elsewhere =
+        |piece: &str| matches!(piece, "" | "." | "..") || piece.contains('\\') || hides(piece);
     match pieces.any(leads_elsewhere) {
         true => Err("it leads to another folder"),
         false => Ok(()),
@@ -229,6 +228,7 @@ mod tests {
             ("o/r/a.bin", ".gguf"),
             ("o/r/../a.gguf", "another folder"),
             ("o/r//a.gguf", "another folder"),
+            ("o/r/x\u{202e}/a.gguf", "another folder"),
             ("ftp://a/b.gguf", "http"),
             (
                 "https://huggingface.co/o/r/resolve/main/..%2fa.gguf",

@@ -9,7 +9,7 @@ use crate::gguf::{Gguf, GgufError, IndexedFile, TensorInfo, TensorType};
 use crate::kernels::dequantise_row;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::num::NonZeroUsize;
 use std::os::unix::fs::FileExt;
@@ -24,11 +24,13 @@ const BATCH_CHUNKS: usize = 4;
 pub const THREAD_BYTES_MAX: usize = (3 * BATCH_CHUNKS + 4) << 20;
 /// More than this the 16-bit floats that block scales are cannot hold.
 const MAGNITUDE_MAX: f32 = 65_504.0;
+/// More than this may become an infinity: the exponents of an f32, and the first 7 bits behind the point.
+const BF16_MAX: f32 = f32::from_bits(0x7f7f_0000);
 
 /// What is read: the file of a model, or its shards.
 pub(super) struct Source<'a> {
-    /// In the order of `index.files`.
-    files: Vec<File>,
+    /// In the order of `index.files`, each with its metadata of before.
+    files: Vec<(File, Metadata)>,
     index: &'a Gguf,
 }
 
@@ -36,9 +38,10 @@ impl<'a> Source<'a> {
     pub(super) fn open(index: &'a Gguf) -> Result<Source<'a>, QuantiseError> {
         let open = |indexed: &IndexedFile| {
             let file = File::open(&indexed.path)?;
-            match file.metadata()?.len() == indexed.bytes {
-                true => Ok(file),
-                false => Err(io::Error::other("it is not as long as it was a moment ago")),
+            let metadata = file.metadata()?;
+            match metadata.len() == indexed.bytes {
+                true => Ok((file, metadata)),
+                false => Err(changed()),
             }
         };
         let files = index
@@ -49,6 +52,30 @@ impl<'a> Source<'a> {
         Ok(Source { files, index })
     }
 
+    /// That all that was read is of one version of each file. Who changes bytes changes the time of the last change too.
+    pub(super) fn check_unchanged(&self) -> Result<(), QuantiseError> {
+        let check = |(file, before): &(File, Metadata)| {
+            let now = file.metadata()?;
+            let same = now.len() == before.len() && now.modified()? == before.modified()?;
+            if same { Ok(()) } else { Err(changed()) }
+        };
+        (self.index.files.iter().zip(&self.files))
+            .try_for_each(|(indexed, file)| check(file).map_err(|error| unreadable(indexed, error)))
+    }
+
+    /// The file that a tensor lies in.
+    fn place_of(&self, tensor: &TensorInfo) -> (&IndexedFile, &File) {
+        let files = self.index.files.iter().zip(&self.files);
+        // The last that begins before it: a tensor lies in one file.
+        let place = files
+            .rev()
+            .find(|(indexed, _)| indexed.base <= tensor.file_offset);
+        let Some((indexed, (file, _))) = place else {
+            unreachable!("the first file begins at 0");
+        };
+        (indexed, file)
+    }
+
     /// Bytes of a tensor from `offset` within it. All reading of weights is here.
     fn read(
         &self,
@@ -56,17 +83,20 @@ impl<'a> Source<'a> {
         offset: u64,
         bytes: &mut [u8],
     ) -> Result<(), QuantiseError> {
-        let files = self.index.files.iter().zip(&self.files);
-        // The last that begins before it: a tensor lies in one file.
-        let place = files
-            .rev()
-            .find(|(indexed, _)| indexed.base <= tensor.file_offset);
-        let Some((indexed, file)) = place else {
-            unreachable!("the first file begins at 0");
-        };
+        let (indexed, file) = self.place_of(tensor);
         file.read_exact_at(bytes, tensor.file_offset - indexed.base + offset)
-            .map_err(|error| unreadable(indexed, error))
+            .map_err(|error| match error.kind() {
+                // It was as long as its tensors need when it was opened.
+                io::ErrorKind::UnexpectedEof => unreadable(indexed, changed()),
+                _ => unreadable(indexed, error),
+            })
     }
+}
+
+fn changed() -> io::Error {
+    io::Error::other(
+        "it was changed meanwhile; run the same command again once nobody writes to it",
+    )
 }
 
 fn unreadable(file: &IndexedFile, error: io::Error) -> QuantiseError {
@@ -203,8 +233,10 @@ fn convert_piece(
         let mut floats = vec![0.0; piece.elements as usize];
         dequantise_row(from.kind, &stored, &mut floats);
         drop(stored);
-        check(&floats, to)
-            .map_err(|problem| QuantiseError::Tensor(GgufError::tensor(&from.name, problem)))?;
+        check(&floats, to).map_err(|problem| QuantiseError::Tensor {
+            path: source.place_of(from).0.path.clone(),
+            error: GgufError::tensor(&from.name, problem),
+        })?;
         encode(&floats, to)
     };
     Ok(Converted {
@@ -215,16 +247,17 @@ fn convert_piece(
 
 /// Whether blocks can hold these weights: infinities and numbers beyond F16's range would spoil a whole block.
 fn check(floats: &[f32], to: TensorType) -> Result<(), String> {
-    let max = match to {
-        TensorType::F32 | TensorType::BF16 => f32::MAX,
-        _ => MAGNITUDE_MAX,
+    let (max, others) = match to {
+        TensorType::F32 => (f32::MAX, ""),
+        TensorType::BF16 => (BF16_MAX, "f32"),
+        _ => (MAGNITUDE_MAX, "bf16 or f32"),
     };
     // NaN is no less than anything.
     let fits = |value: &f32| value.abs() <= max;
     match floats.iter().find(|value| !fits(value)) {
         None => Ok(()),
         Some(value) if value.is_finite() => Err(format!(
-            "holds {value}, and {} holds no more than {MAGNITUDE_MAX}; take bf16 or f32",
+            "holds {value:?}, and {} holds no more than {max:?}; take {others}",
             to.name()
         )),
         Some(value) => Err(format!(

@@ -38,8 +38,8 @@ pub enum QuantiseError {
     Read { path: PathBuf, error: io::Error },
 
     /// The input's bytes.
-    #[error(transparent)]
-    Tensor(GgufError),
+    #[error("{}: {error}", path.display())]
+    Tensor { path: PathBuf, error: GgufError },
 
     #[error("the system gives no threads: {0}; give a smaller --threads")]
     Threads(String),
@@ -92,6 +92,7 @@ pub fn quantise(
         return Err(error);
     }
     written.map_err(|error| new.error(error))?;
+    source.check_unchanged()?;
     new.finish()?;
     Ok(())
 }

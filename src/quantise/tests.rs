@@ -228,13 +228,19 @@ fn weights_that_no_block_holds_are_refused_and_nothing_is_left() {
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let error = refused(value, Mixture::Q4KM).unwrap_err();
         assert!(
-            error.contains("tensor `blk.0.attn_q.weight`: holds"),
+            error.contains("in.gguf: tensor `blk.0.attn_q.weight`: holds"),
             "{error}"
         );
     }
     let error = refused(-70_000.0, Mixture::Q8_0).unwrap_err();
     assert!(
-        error.contains("holds -70000, and Q8_0 holds no more"),
+        error.contains("holds -70000.0, and Q8_0 holds no more than 65504.0; take bf16"),
+        "{error}"
+    );
+    // Rounded to seven bits it would be an infinity.
+    let error = refused(f32::MAX, Mixture::BF16).unwrap_err();
+    assert!(
+        error.contains("BF16 holds no more than 3.3895314e38; take f32"),
         "{error}"
     );
     let names: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
@@ -277,6 +283,19 @@ fn an_interrupt_a_shrunk_input_and_a_missing_folder_leave_nothing() {
         .write(true)
         .open(&input)
         .unwrap();
+    // Somebody writes to it meanwhile: the new file could have weights of two.
+    let error = quantise(
+        &conversion,
+        Destination::replacing(&output),
+        threads,
+        |_, _| file.set_modified(std::time::UNIX_EPOCH).is_ok(),
+    )
+    .unwrap_err();
+    let error = error.to_string();
+    assert!(
+        error.contains("in.gguf: it was changed meanwhile"),
+        "{error}"
+    );
     file.set_len(before_end(&conversion) - 1).unwrap();
     let error = quantise(
         &conversion,

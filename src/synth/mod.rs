@@ -35,6 +35,9 @@ pub enum SynthError {
 
     #[error(transparent)]
     File(#[from] NewFileError),
+
+    #[error("interrupted: nothing was written")]
+    Interrupted,
 }
 
 /// What was written.
@@ -46,13 +49,13 @@ pub struct Synthesised {
 }
 
 /// Writes the model that `card` describes to its destination. `progress` is called with the weight bytes written so far and in
-/// all. Equal arguments give equal files.
+/// all, and says whether to go on. Equal arguments give equal files.
 pub fn synthesise(
     card: &ShapeCard,
     vocabulary: &Gguf,
     to: Destination<'_>,
     seed: u64,
-    mut progress: impl FnMut(u64, u64),
+    mut progress: impl FnMut(u64, u64) -> bool,
 ) -> Result<Synthesised, SynthError> {
     let mut metadata = card.metadata();
     let filler_tokens =
@@ -69,14 +72,22 @@ pub fn synthesise(
         written: 0,
     };
     let mut writer = BufWriter::new(output.file());
-    header
+    let mut interrupted = false;
+    let written = header
         .write(&mut writer, |number, tensor, sink| {
             filler.fill(number, tensor, sink, &mut |done| {
-                progress(done, weight_bytes)
+                if progress(done, weight_bytes) {
+                    return Ok(());
+                }
+                interrupted = true;
+                Err(io::ErrorKind::Interrupted.into())
             })
         })
-        .and_then(|()| writer.flush())
-        .map_err(|error| output.error(error))?;
+        .and_then(|()| writer.flush());
+    if interrupted {
+        return Err(SynthError::Interrupted);
+    }
+    written.map_err(|error| output.error(error))?;
     drop(writer);
     output.finish()?;
     Ok(Synthesised {
@@ -101,7 +112,7 @@ impl Filler {
         number: usize,
         tensor: &TensorInfo,
         sink: &mut dyn Write,
-        progress: &mut dyn FnMut(u64),
+        progress: &mut dyn FnMut(u64) -> io::Result<()>,
     ) -> io::Result<()> {
         if tensor.name == "rope_freqs.weight" {
             let factors = self.rope_factors.iter().flatten();
@@ -134,7 +145,7 @@ impl Filler {
             sink.write_all(&self.chunk)?;
             left -= bytes;
             self.written += bytes;
-            progress(self.written);
+            progress(self.written)?;
         }
         Ok(())
     }

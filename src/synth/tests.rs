@@ -43,7 +43,10 @@ fn a_card_becomes_a_file_with_its_tensors_and_the_vocabulary() {
         &vocabulary,
         Destination::new(&path),
         1,
-        |done, all| reports.push((done, all)),
+        |done, all| {
+            reports.push((done, all));
+            true
+        },
     )
     .unwrap();
     assert_eq!(made.filler_tokens, 17);
@@ -113,7 +116,7 @@ fn one_seed_gives_one_file() {
             &vocabulary(&["a"]),
             Destination::replacing(&path),
             seed,
-            |_, _| {},
+            |_, _| true,
         )
         .unwrap();
         std::fs::read(&path).unwrap()
@@ -148,7 +151,7 @@ fn a_failed_run_leaves_the_old_file_and_no_other() {
         &vocabulary(&["a"]),
         Destination::replacing(&path),
         1,
-        |_, _| {},
+        |_, _| true,
     )
     .unwrap();
     assert_eq!(names_in(folder.path()), ["small.gguf"]);
@@ -160,7 +163,7 @@ fn errors_say_what_is_short() {
     let folder = tempfile::tempdir().unwrap();
     let card = ShapeCard::parse(CARD).unwrap();
     let check = |card: &ShapeCard, vocabulary: &Gguf, path: &Path, says: &str| {
-        let error = synthesise(card, vocabulary, Destination::new(path), 1, |_, _| {})
+        let error = synthesise(card, vocabulary, Destination::new(path), 1, |_, _| true)
             .unwrap_err()
             .to_string();
         assert!(error.contains(says) && !error.contains('\n'), "{error}");
@@ -194,6 +197,16 @@ fn errors_say_what_is_short() {
         Path::new("/dev/null"),
         "a directory or a device",
     );
+
+    let interrupted = synthesise(
+        &card,
+        &vocabulary(&["a"]),
+        Destination::new(&path),
+        1,
+        |_, _| false,
+    );
+    assert!(matches!(interrupted, Err(SynthError::Interrupted)));
+    assert_eq!(names_in(folder.path()), Vec::<String>::new());
 
     let huge = CARD
         .replace("layers = 2", "layers = 4000")

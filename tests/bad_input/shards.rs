@@ -104,6 +104,15 @@ fn shards_that_make_no_model_are_refused_by_every_command() {
         }
         std::fs::write(&paths[1], &good[1]).unwrap();
     }
+    // What is no file is named once.
+    std::fs::remove_file(&paths[1]).unwrap();
+    std::fs::create_dir(&paths[1]).unwrap();
+    for outcome in every_command(&paths[0]) {
+        let text = outcome.refusal(1, &["good-00002-of-00003.gguf is a directory"]);
+        assert_eq!(text.matches("-00002-of-").count(), 1, "{text}");
+    }
+    std::fs::remove_dir(&paths[1]).unwrap();
+    std::fs::write(&paths[1], &good[1]).unwrap();
     let renamed = folder.path().join("renamed.gguf");
     std::fs::rename(&paths[1], &renamed).unwrap();
     for outcome in every_command(&renamed) {

@@ -3,7 +3,7 @@
 use super::process::Guard;
 use super::server::{Reply, Request, Server};
 use super::split::{Dealt, split};
-use super::{IMPATIENT, MODEL, OTHER, Place, assert_fetched, assert_refused, run};
+use super::{IMPATIENT_AND_PERSISTENT, MODEL, OTHER, Place, assert_fetched, assert_refused, run};
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 use std::process::{Command, Stdio};
@@ -258,7 +258,12 @@ fn listings_are_hostile() {
         1 => reply.stall(),
         _ => answer(request, reply, &siblings(), ""),
     });
-    let outcome = run(&mut command(&place, &busy, "o/r", &IMPATIENT));
+    let outcome = run(&mut command(
+        &place,
+        &busy,
+        "o/r",
+        &IMPATIENT_AND_PERSISTENT,
+    ));
     assert_fetched(&outcome, &place.path("m-Q4_K_M.gguf"), MODEL);
 }
 

@@ -1,7 +1,7 @@
 //! Answers that are no file: statuses, redirects, pages.
 
-use super::server::Server;
-use super::{MODEL, Place, assert_refused, fetched, refused};
+use super::server::{NOBODY, Server};
+use super::{MODEL, Place, assert_fetched, assert_refused, fetched, refused, run};
 use std::time::{Duration, Instant};
 
 const VERSION: &str = "\"1\"";
@@ -203,4 +203,42 @@ fn what_is_packed_is_refused() {
         &["packed (gzip)"],
         1,
     );
+    fetched(
+        |_, reply| {
+            let length = MODEL.len().to_string();
+            reply.head(
+                200,
+                &[
+                    ("Content-Encoding", "Identity"),
+                    ("Content-Length", &length),
+                ],
+            );
+            reply.body(MODEL);
+        },
+        &["is fetched"],
+    );
+}
+
+/// Nobody is asked around a proxy, and it is told apart from who is asked by way of it.
+#[test]
+fn proxies_are_gone_by() {
+    let server = Server::start(|request, reply| reply.file(request, MODEL, "\"1\""));
+    let (url, place) = (server.url("/m.gguf"), Place::new());
+    let with =
+        |variables: &[(&str, &str)]| run(place.command(&url, &[]).envs(variables.iter().copied()));
+    let secret = format!("http://me:secret@{NOBODY}");
+    let path = place.path("m.gguf");
+    let outcome = with(&[("HTTP_PROXY", &secret)]);
+    let part = format!("cannot connect to {NOBODY}, the proxy for 127.0.0.1");
+    assert_refused(&outcome, 1, &path, &[&part]);
+    assert!(!outcome.stderr.contains("secret"), "{}", outcome.stderr);
+    for value in ["socks5://127.0.0.1:1", "garbage://x"] {
+        let outcome = with(&[("ALL_PROXY", value)]);
+        assert_refused(&outcome, 2, &path, &["ALL_PROXY", "http://HOST:PORT"]);
+    }
+    assert!(server.requests().is_empty());
+    assert_fetched(&with(&[("HTTPS_PROXY", NOBODY)]), &path, MODEL);
+    std::fs::remove_file(&path).unwrap();
+    let direct = [("HTTP_PROXY", NOBODY), ("NO_PROXY", "x, 127.0.0.1")];
+    assert_fetched(&with(&direct), &path, MODEL);
 }

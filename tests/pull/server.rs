@@ -5,7 +5,13 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Nobody takes so long to ask.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An address where nobody answers: the port is a system's own, and no test is given it.
+pub(crate) const NOBODY: &str = "127.0.0.1:1";
 
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -84,6 +90,24 @@ impl Server {
 
     pub(crate) fn requests(&self) -> Vec<Request> {
         self.requests.lock().unwrap().clone()
+    }
+
+    /// The same once there are so many: who does not wait for an answer may have left before its question was read.
+    #[track_caller]
+    pub(crate) fn requests_of(&self, count: usize) -> Vec<Request> {
+        let began = Instant::now();
+        loop {
+            let requests = self.requests();
+            if requests.len() >= count {
+                return requests;
+            }
+            assert!(
+                began.elapsed() < PATIENCE,
+                "no more than {}",
+                requests.len()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Bytes of bodies that were sent, or are being sent just now.

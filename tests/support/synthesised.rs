@@ -26,7 +26,7 @@ pub(crate) fn tinyllama() -> PathBuf {
     if !path.is_file() {
         let card = ShapeCard::open(&root.join("models/tinyllama-1.1b.toml")).unwrap();
         let vocabulary = Gguf::open(&root.join("tests/data/tiny/llama.gguf")).unwrap();
-        synthesise(&card, &vocabulary, Destination::new(&path), 1, |_, _| {}).unwrap();
+        synthesise(&card, &vocabulary, Destination::new(&path), 1, |_, _| true).unwrap();
     }
     path
 }
