@@ -75,7 +75,7 @@ impl Weights {
     /// Of groups that the host computed with at the same time, each gets a part of that time by its bytes. The first
     /// `ended_count` have ended.
     pub(super) fn divide_span(&self, leases: &mut [Lease<'_>], ended_count: usize) {
-        let (Some(ended), true) = (self.spans.trace.now(), leases.len() > 1) else {
+        let (Some(ended), true) = (self.trace.now(), leases.len() > 1) else {
             return;
         };
         let bytes_of = |lease: &Lease<'_>| self.plan.groups[lease.group().0 as usize].entry_bytes;
