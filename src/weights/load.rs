@@ -358,16 +358,43 @@ fn load_while_populating(
     names: &[String],
     progress: &dyn Fn(LoadProgress) -> bool,
 ) -> Result<Vec<Home>, LoadError> {
+    let load = || load_homes(plan, arenas, shared, names, progress);
+    if plan.device == DeviceKind::Cuda {
+        return load();
+    }
+    let populate = |stop: &AtomicBool| {
+        arenas.host.populate(stop);
+    };
+    with_thread_beside("populate", populate, load)
+}
+
+/// Does `work` while a thread does what is `beside` it, which is waited for, and told to stop where `work` fails or panics.
+/// A thread that the system refuses is done without.
+fn with_thread_beside<T, E>(
+    name: &str,
+    beside: impl FnOnce(&AtomicBool) + Send,
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        if plan.device != DeviceKind::Cuda {
-            // One that the system refuses is done without.
-            let thread = std::thread::Builder::new().name("populate".to_owned());
-            let _ = thread.spawn_scoped(scope, || arenas.host.populate(&stop));
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let spawned = thread.spawn_scoped(scope, || beside(&stop));
+        let stops = StopOnDrop(&stop);
+        let done = work()?;
+        // Nothing has to stop it now.
+        if let Ok(thread) = spawned
+            && let Err(panic) = thread.join()
+        {
+            std::panic::resume_unwind(panic);
         }
-        let homes = load_homes(plan, arenas, shared, names, progress);
-        stop.store(homes.is_err(), Ordering::Relaxed);
-        homes
+        drop(stops);
+        Ok(done)
     })
 }
 
@@ -570,4 +597,36 @@ fn embedding_slices(gguf: &Gguf, plan: &Plan) -> Vec<EmbeddingSlice> {
     }
     slices.sort_by_key(|slice| slice.rows.start);
     slices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::{Duration, Instant};
+
+    /// Runs `work` beside a thread that ends when it is told to, or after `patience`. Whether it was told.
+    fn is_told(patience: Duration, work: impl FnOnce() -> Result<(), ()>) -> bool {
+        let told = AtomicBool::new(false);
+        let until = Instant::now() + patience;
+        let beside = |stop: &AtomicBool| {
+            while !stop.load(Ordering::Relaxed) && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            told.store(stop.load(Ordering::Relaxed), Ordering::Relaxed);
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            with_thread_beside("beside", beside, work)
+        }));
+        drop(outcome);
+        told.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn what_runs_beside_the_loading_is_stopped_by_an_error_and_by_a_panic_and_otherwise_ends() {
+        let forever = Duration::from_secs(60);
+        assert!(is_told(forever, || Err(())));
+        assert!(is_told(forever, || panic!("as a test")));
+        assert!(!is_told(Duration::from_millis(10), || Ok(())));
+    }
 }
