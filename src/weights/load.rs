@@ -210,12 +210,11 @@ impl Weights {
             progress(LoadProgress::default());
         } else {
             assert!(!plan.mapped, "a plan for a mapped file needs its path");
-            let is_at_paths = matches!(file, ModelFile::At(_));
             let (links, read_checks) = links(file, &plan, &arenas, settings, &shared, metrics)?;
             let files = links.reader.files();
             check_sizes(gguf, files)?;
             checks = read_checks;
-            watch = is_at_paths.then(|| RefCell::new(FileWatch::new(files)));
+            watch = Some(RefCell::new(FileWatch::new(files)));
             shared.connect(links);
             match load_while_populating(&plan, &arenas, &shared, &names, progress) {
                 Ok(homes) => shared.set_homes(homes),
