@@ -257,7 +257,7 @@ impl Drop for Weights {
     fn drop(&mut self) {
         self.shared.disconnect();
         if let Some(checks) = &self.checks {
-            checks.save(false);
+            checks.save_last();
         }
     }
 }
@@ -314,15 +314,15 @@ fn links(
         ModelFile::Through(reader) => RegionReader::with_block_reader(reader, host, on_read),
     }
     .map_err(LoadError::Reader)?;
+    let no_thread = |source| LoadError::Reader(ReadError::Thread { source });
     let (mut checks, mut verifier) = (None, None);
     if verifies {
         let directory = settings.checksums.as_deref();
         let files = reader.files();
         let against = ReadChecks::new(settings.verify_share, directory, files, metrics);
-        let against = Arc::new(against);
+        let against = Arc::new(against.map_err(no_thread)?);
         let started = Verifier::start(reads, shared, Arc::clone(&against));
-        let started = started.map_err(|source| ReadError::Thread { source });
-        verifier = Some(started.map_err(LoadError::Reader)?);
+        verifier = Some(started.map_err(no_thread)?);
         checks = Some(against);
     }
     let stream = arenas.device.as_ref().map(|device| {
