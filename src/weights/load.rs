@@ -18,6 +18,7 @@ use crate::metrics::Metrics;
 use crate::placement::{DeviceKind, Forecast, GroupId, GroupKind, Plan, Ring, Tier};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -287,7 +288,25 @@ fn links(
     shared: &Arc<Shared>,
     metrics: &Metrics,
 ) -> Result<(Links, Option<Arc<ReadChecks>>), LoadError> {
-    // The threads hold weak references: they live inside what they report to.
+    let no_thread = |source| LoadError::Reader(ReadError::Thread { source });
+    // The threads hold weak references: they live inside what they report to. This one is started first: where it cannot
+    // be had, a verifier that is there already would wait for the reader, which goes after it.
+    let stream = arenas.device.as_ref().map(|device| -> io::Result<_> {
+        let host = Arc::clone(&arenas.host);
+        let target = Arc::downgrade(shared);
+        let on_copy = move |done| {
+            if let Some(shared) = Weak::upgrade(&target) {
+                shared.copy_done(done);
+            }
+        };
+        RegionCopies::start(
+            host,
+            Arc::clone(device),
+            settings.link_rate,
+            Box::new(on_copy),
+        )
+    });
+    let stream = stream.transpose().map_err(no_thread)?;
     let target = Arc::downgrade(shared);
     let host = Arc::clone(&arenas.host);
     // An I/O thread that waited for room here would wait for the verifier, which may wait for it to read again.
@@ -314,7 +333,6 @@ fn links(
         ModelFile::Through(reader) => RegionReader::with_block_reader(reader, host, on_read),
     }
     .map_err(LoadError::Reader)?;
-    let no_thread = |source| LoadError::Reader(ReadError::Thread { source });
     let (mut checks, mut verifier) = (None, None);
     if verifies {
         let directory = settings.checksums.as_deref();
@@ -325,21 +343,6 @@ fn links(
         verifier = Some(started.map_err(no_thread)?);
         checks = Some(against);
     }
-    let stream = arenas.device.as_ref().map(|device| {
-        let host = Arc::clone(&arenas.host);
-        let target = Arc::downgrade(shared);
-        let on_copy = move |done| {
-            if let Some(shared) = Weak::upgrade(&target) {
-                shared.copy_done(done);
-            }
-        };
-        RegionCopies::start(
-            host,
-            Arc::clone(device),
-            settings.link_rate,
-            Box::new(on_copy),
-        )
-    });
     let links = Links {
         reader,
         _verifier: verifier,
