@@ -173,6 +173,36 @@ fn a_place_that_cannot_be_read_fails_every_step_until_it_can() {
     }
 }
 
+/// As on a network file system, whose server has forgotten the file.
+#[test]
+fn a_stale_handle_fails_one_step_and_the_next_reads_through_another() {
+    let (_folder, path) = model();
+    let expected = reference(&path);
+    let whole = std::fs::read(&path).unwrap();
+    for (name, request) in placements() {
+        let (mut loaded, control) = load(&path, &request, 7);
+        let fails = |loaded: &mut LoadedModel| {
+            control.change(|faults| faults.stale = true);
+            // What was read ahead is good.
+            let error = (0..3).find_map(|_| step(loaded, &|| false).err());
+            let error = error.unwrap_or_else(|| panic!("{name}: no step failed"));
+            assert_names_the_read(&error);
+        };
+        for _ in 0..2 {
+            fails(&mut loaded);
+            assert!(step(&mut loaded, &|| false).unwrap() == expected, "{name}");
+        }
+        // It cannot be opened: each step fails, until it can. What is there then has other times than before.
+        fails(&mut loaded);
+        std::fs::remove_file(&path).unwrap();
+        for _ in 0..3 {
+            assert_names_the_read(&step(&mut loaded, &|| false).unwrap_err());
+        }
+        std::fs::write(&path, &whole).unwrap();
+        assert!(step(&mut loaded, &|| false).unwrap() == expected, "{name}");
+    }
+}
+
 /// After a step, the next one's first groups are read ahead. A failure that nobody waits for is old when the next
 /// request comes.
 #[test]

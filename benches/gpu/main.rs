@@ -145,7 +145,7 @@ fn link_rate(device: &Arc<CudaDevice>, sizes: &Sizes) -> Outcome<f64> {
         Arc::clone(&arena),
         None,
         Box::new(move |copied| drop(done.send(copied))),
-    );
+    )?;
     let mut pairs = Vec::new();
     for _ in 0..GROUPS {
         let mut source = Region::allocate_low(&host, group)?;

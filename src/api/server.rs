@@ -9,8 +9,8 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use std::io::ErrorKind;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -30,6 +30,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Threads that serve HTTP; computing has its own.
 const ASYNC_THREADS: usize = 2;
 const BLOCKING_THREADS_MAX: usize = 8;
+/// How long an idle blocking thread stays: for ever. Where the system gives no further thread, work waits for one that is
+/// there; without any, the request would be what fails.
+const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(u32::MAX as u64);
 /// After the grace, for clients to hear that their answers were cut off.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// For work on blocking threads when the server ends.
@@ -109,12 +112,16 @@ pub fn serve(
     config: &Config,
     stop: &Stop,
 ) -> std::io::Result<()> {
+    check_threads(ASYNC_THREADS + 1)?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(ASYNC_THREADS)
         .max_blocking_threads(BLOCKING_THREADS_MAX)
+        .thread_keep_alive(BLOCKING_KEEP_ALIVE)
         .thread_name("http")
         .enable_all()
         .build()?;
+    // Starts the first blocking thread.
+    drop(runtime.spawn_blocking(|| ()));
     let served = runtime.block_on(async {
         let listener = TcpListener::from_std(listener)?;
         run(listener, served, config, stop).await;
@@ -122,6 +129,25 @@ pub fn serve(
     });
     runtime.shutdown_timeout(BLOCKING_GRACE);
     served
+}
+
+/// Whether the system gives so many threads: the runtime panics where it does not.
+fn check_threads(count: usize) -> std::io::Result<()> {
+    let gate = Mutex::new(());
+    std::thread::scope(|scope| {
+        // Until all are there.
+        let _closed = gate.lock();
+        for _ in 0..count {
+            let thread = std::thread::Builder::new().name("http".to_owned());
+            thread
+                .spawn_scoped(scope, || drop(gate.lock()))
+                .map_err(|error| {
+                    let limits = "the control group's, `ulimit -u`";
+                    std::io::Error::other(format!("{error}; raise the limit on threads ({limits})"))
+                })?;
+        }
+        Ok(())
+    })
 }
 
 /// From here on SIGTERM and SIGINT stop the server, and a second one ends the process at once.

@@ -20,6 +20,10 @@ pub enum CopyRateError {
     Memory(#[from] MemoryError),
     #[error(transparent)]
     Device(#[from] CudaError),
+    #[error(
+        "start the copy thread: {0}; raise the limit on threads (the control group's, `ulimit -u`)"
+    )]
+    Thread(#[from] std::io::Error),
     #[error("the copies ended early")]
     Ended,
 }
@@ -82,7 +86,7 @@ impl CopyRate {
     /// Bytes per second while copies follow one another for `window`.
     ///
     /// # Errors
-    /// A GPU failed.
+    /// A GPU failed, or the system has no thread left.
     pub fn measure(&mut self, window: Duration) -> Result<f64, CopyRateError> {
         let (sender, ended) = channel();
         let stream = RegionCopies::start(
@@ -90,7 +94,7 @@ impl CopyRate {
             Arc::clone(&self.device),
             None,
             Box::new(move |copied| drop(sender.send(copied))),
-        );
+        )?;
         let mut next = 0;
         let mut copy = |destination: Region| {
             let source = Arc::clone(&self.sources[next % self.sources.len()]);

@@ -503,7 +503,7 @@ fn of_widths(mut of_type: OfType<'_>, each: Duration) -> Vec<ProductRate> {
 fn ways(choice: ReaderChoice, engine: ReadWay) -> Vec<ReadWay> {
     let is_wanted = |rung: Rung| match choice {
         ReaderChoice::Auto => true,
-        ReaderChoice::IoUring => matches!(rung, Rung::IoUringRegistered | Rung::IoUring),
+        ReaderChoice::IoUring => !matches!(rung, Rung::PreadDirect | Rung::PreadBuffered),
         ReaderChoice::Pread => matches!(rung, Rung::PreadDirect | Rung::PreadBuffered),
     };
     let others = WAYS

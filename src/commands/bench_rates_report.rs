@@ -101,6 +101,7 @@ impl TypeFindings {
 fn rung_in_words(rung: Rung) -> &'static str {
     match rung {
         Rung::IoUringRegistered => "io_uring, registered",
+        Rung::IoUringPartlyRegistered => "io_uring, partly registered",
         Rung::IoUring => "io_uring, plain",
         Rung::PreadDirect => "pread, direct",
         Rung::PreadBuffered => "pread, buffered",

@@ -21,7 +21,7 @@ pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result
     let path = &arguments.target;
     let is_card = is_card(path);
     let gguf = match is_card {
-        true => ShapeCard::open(path)?.index(),
+        true => open_card(path)?.index(),
         false => Gguf::open(path).with_context(|| path.display().to_string())?,
     };
     let model = (!is_card).then_some(path.as_path());
@@ -34,6 +34,10 @@ pub(crate) fn plan(config: &Config, arguments: &PlanArguments) -> anyhow::Result
         }
         false => print(&format!("{}{}", plan.report(), report_gains(&plan, &gains))),
     }
+}
+
+fn open_card(path: &Path) -> anyhow::Result<ShapeCard> {
+    ShapeCard::open(path).with_context(|| path.display().to_string())
 }
 
 /// `strata inspect`: what is in a file.
@@ -58,7 +62,7 @@ pub(crate) fn synth(arguments: &SynthArguments) -> anyhow::Result<()> {
         ("the vocabulary file", arguments.vocabulary.as_path()),
     ];
     check_output(&arguments.output, &read, arguments.force)?;
-    let card = ShapeCard::open(&arguments.card)?;
+    let card = open_card(&arguments.card)?;
     let vocabulary = Gguf::open(&arguments.vocabulary)
         .with_context(|| arguments.vocabulary.display().to_string())?;
     check_shards(&arguments.output, "the vocabulary file", &vocabulary)?;

@@ -12,7 +12,9 @@ use strata::engine::EngineStatus;
 pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
     let stop = Stop::new();
     // Before anything slow: a file is parsed and planned before there is a server to stop.
-    api::watch_signals(stop.clone()).context("watch signals")?;
+    api::watch_signals(stop.clone()).context(
+        "watch signals: the system gives no thread; raise the limit (the control group's, `ulimit -u`)",
+    )?;
     let listener = api::listen(&config.listen)?;
     let loading = load(config)?;
     tracing::info!(
@@ -38,7 +40,8 @@ pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
                 stop.stop();
                 Some(failed)
             }
-        })?;
+        })
+        .context("start the watcher: the system gives no thread; raise the limit (the control group's, `ulimit -u`)")?;
     let served = Served {
         engine: engine.clone(),
         tokenizer: loading.tokenizer,

@@ -51,6 +51,9 @@ pub(super) fn erase_bar() {
     drop(Stderr.write(b""));
 }
 
+/// No line is longer than twice the longest path; what a key or a string of a file makes of it is cut.
+const LINE_CHARACTERS_MAX: usize = 8192;
+
 /// An error and its causes in one line, joined by colons. What a cause says anyway, or what is said for it, is said
 /// once. A path may hold line breaks and escape sequences: they would forge lines, and become blanks.
 pub(crate) fn one_line(error: &anyhow::Error) -> String {
@@ -65,9 +68,12 @@ pub(crate) fn one_line(error: &anyhow::Error) -> String {
         });
     }
     let told = told.unwrap_or_default();
-    told.chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    let mut characters = told.chars().map(|c| if c.is_control() { ' ' } else { c });
+    let mut line: String = characters.by_ref().take(LINE_CHARACTERS_MAX).collect();
+    if characters.next().is_some() {
+        line.push('…');
+    }
+    line
 }
 
 #[cfg(test)]
@@ -96,5 +102,8 @@ mod tests {
                 .unwrap_err(),
             "c  [31md: a b",
         );
+        let longest = "a".repeat(LINE_CHARACTERS_MAX);
+        check(anyhow!(longest.clone()), &longest);
+        check(anyhow!("{longest}b"), &format!("{longest}…"));
     }
 }

@@ -179,7 +179,9 @@ pub fn syntax_error(text: &str, error: &toml::de::Error) -> CardError {
     let number = before.matches('\n').count();
     let line = text.lines().nth(number).unwrap_or_default();
     let mut problem = error.message().replace('\n', " ");
-    if let Some((key, _)) = line.split_once('=') {
+    // A key that is missing is told with the table that lacks it, which begins with some other key.
+    let is_missing = problem.starts_with("missing field");
+    if let Some((key, _)) = line.split_once('=').filter(|_| !is_missing) {
         let key = quote(key.trim());
         if !problem.contains(&key) {
             problem.push_str(&format!(" (in {key})"));

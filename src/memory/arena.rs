@@ -296,6 +296,11 @@ impl Arena {
         self.bytes
     }
 
+    /// Bytes taken from the low end so far.
+    pub(super) fn low_bytes(&self) -> usize {
+        self.lock_border().low
+    }
+
     /// Takes `bytes` (rounded up to `SPAN_ALIGNMENT`) from the low end: weights, rings, scratch.
     pub fn allocate_low(&self, bytes: usize) -> Result<Span, MemoryError> {
         let mut border = self.lock_border();

@@ -16,7 +16,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::arena::{Arena, SPAN_ALIGNMENT, Span};
@@ -37,6 +37,11 @@ pub trait BlockReader: Send {
     fn limits(&self) -> Limits;
 
     fn waker(&self) -> Waker;
+
+    /// Set once, where memory is refused that was to be registered like the rest: why. Reads go on.
+    fn refused_later(&self) -> Arc<OnceLock<String>> {
+        Arc::default()
+    }
 
     /// Starts a read. Slots below `limits().in_flight_max` are the caller's to number; one that is in flight is not
     /// used again before its completion. What cannot be started ends like any other read: with an error, in `wait`.

@@ -15,6 +15,7 @@ use super::cuda_clock::Moment;
 use super::event::Event;
 use super::stream::{COPIES_QUEUED_MAX, CopyTimes, OnCopied};
 use super::{AbortOnPanic, TransferTotals};
+use std::io;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -51,9 +52,9 @@ impl CudaCopies {
     /// `on_done` is called on the waiting thread with the ticket of each copy that is over, and its times: those of the
     /// device's clock where that runs, and otherwise as this thread sees them. It may start copies and must not block.
     ///
-    /// # Panics
-    /// When the system has no thread left.
-    pub(super) fn start(device: Arc<CudaDevice>, on_done: OnCopied) -> CudaCopies {
+    /// # Errors
+    /// The system has no thread left.
+    pub(super) fn start(device: Arc<CudaDevice>, on_done: OnCopied) -> io::Result<CudaCopies> {
         let (queue, queued) = sync_channel(COPIES_QUEUED_MAX);
         let totals = Arc::<Mutex<Totals>>::default();
         let thread = std::thread::Builder::new()
@@ -64,14 +65,13 @@ impl CudaCopies {
                     let _guard = AbortOnPanic;
                     report(&device, &queued, &totals, &on_done);
                 }
-            })
-            .unwrap_or_else(|error| panic!("start the copy thread: {error}"));
-        CudaCopies {
+            })?;
+        Ok(CudaCopies {
             device,
             queue: Some(queue),
             thread: Some(thread),
             totals,
-        }
+        })
     }
 
     /// Gives the stream a copy and returns the event that is complete when the destination holds the bytes. From now

@@ -4,7 +4,7 @@
 //! seed, so that a failure seen once is seen again. Unit tests and the tests in `tests/` use it; nothing else does.
 //! Time enters only where a test asks for real milliseconds; otherwise a delay is a matter of order alone.
 
-use std::io;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::block_reader::{BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker};
+use super::block_reader::{
+    BlockRead, BlockReadDone, BlockReader, FileIdentity, Limits, Waker, open_expected,
+};
 use super::files::{FilePlace, PlacedFile};
 
 /// What goes wrong. The default is nothing. Offsets count through all files, as above the reader.
@@ -46,6 +48,8 @@ pub struct Faults {
     pub shrunk_to: Option<u64>,
     /// Nothing completes while this is set.
     pub held: bool,
+    /// Reads fail with ESTALE until a file is opened again.
+    pub stale: bool,
 }
 
 /// What a stalled read takes.
@@ -235,6 +239,9 @@ impl FaultyReader {
         let covers = |offset: &u64| (begin..end).contains(offset);
         let mended = faults.broken_once.len();
         faults.broken_once.retain(|offset| !covers(offset));
+        if faults.stale {
+            return Err(io::Error::from_raw_os_error(libc::ESTALE));
+        }
         if faults.broken_once.len() < mended
             || faults.broken.iter().any(covers)
             || self.random.random_bool(faults.errors)
@@ -358,7 +365,12 @@ impl BlockReader for FaultyReader {
         control.0.changed.notify_all();
     }
 
-    fn reopen(&mut self, _file: usize, _expected: &FileIdentity) -> io::Result<()> {
-        Err(io::Error::from(io::ErrorKind::Unsupported))
+    fn reopen(&mut self, file: usize, expected: &FileIdentity) -> io::Result<()> {
+        let mut content = Vec::new();
+        open_expected(expected, false)?.read_to_end(&mut content)?;
+        self.contents[file] = content;
+        self.files[file].identity = expected.clone();
+        self.control.change(|faults| faults.stale = false);
+        Ok(())
     }
 }

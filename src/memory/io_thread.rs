@@ -78,7 +78,9 @@ pub enum ReadError {
     Open { file: PathBuf, source: io::Error },
     #[error("io_uring was asked for and cannot be had: {source}")]
     IoUringRefused { source: io::Error },
-    #[error("start the I/O threads: {source}")]
+    #[error(
+        "start the I/O threads: {source}; raise the limit on threads (the control group's, `ulimit -u`)"
+    )]
     Thread { source: io::Error },
     #[error(
         "read {file}: it ends at byte {offset} and had {bytes_at_open} bytes when it was opened; it shrank while it was \

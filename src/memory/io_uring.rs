@@ -2,8 +2,9 @@
 //!
 //! Registration pins the arena's pages once instead of once per read, which on the machines measured is worth a
 //! quarter to a half of the read rate. It counts against the limit on locked memory of every user but root. The arena is
-//! registered piece by piece, each when it is first read into: pinning makes the kernel give the pages, and loading does
-//! not have to wait for all of them before it reads.
+//! registered piece by piece: first what is taken of it when the reader starts, which is the ring that every step reads
+//! into, so that the limit is spent where it counts; the rest when it is first read into, for pinning makes the kernel
+//! give the pages, and loading does not have to wait for all of them before it reads.
 //!
 //! The I/O thread sleeps in `io_uring_enter`. To end that sleep early, a poll of an eventfd stands in the ring beside
 //! the reads; the waker writes to the eventfd.
@@ -16,7 +17,7 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ::io_uring::{IoUring, Probe, opcode, squeue, types};
@@ -58,6 +59,8 @@ pub(super) struct IoUringReader {
     registered: bool,
     /// By piece of `limits.border_bytes` of the arena, where the file is registered.
     pieces: Vec<Piece>,
+    /// Why a piece was refused after others had been taken.
+    refused_later: Arc<OnceLock<String>>,
     /// Whether the kernel can end a wait after a given time.
     waits_for_a_time: bool,
     wake: Arc<File>,
@@ -97,14 +100,16 @@ impl IoUringReader {
             buffered,
             registered: false,
             pieces: Vec::new(),
+            refused_later: Arc::default(),
             wake: Arc::new(event_file()?),
             wake_armed: false,
             reads: (0..limits.in_flight_max).map(|_| None).collect(),
         })
     }
 
-    /// Registers the files, and of the arena its first piece of `limits.border_bytes`; the others follow when they are read
-    /// into. All later reads must be into this arena. The error says what was refused; the reader then works as before.
+    /// Registers the files, and of the arena, in pieces of `limits.border_bytes`, what is taken from its low end, the first
+    /// piece at least; the others follow when they are read into. All later reads must be into this arena. The error says
+    /// what was refused; the reader then works as before.
     pub(super) fn register(&mut self, arena: &Arena) -> Result<(), String> {
         let total = arena.bytes_total();
         let count = total.div_ceil(self.limits.border_bytes);
@@ -141,32 +146,39 @@ impl IoUringReader {
         }
         self.registered = true;
         self.pieces = pieces;
+        for piece in 0..arena.low_bytes().div_ceil(self.limits.border_bytes) {
+            self.is_registered(arena, piece);
+        }
         Ok(())
     }
 
-    /// The piece of the arena that a read is into, where it is registered: it is now, if it was not asked for before.
+    /// The piece of the arena that a read is into, where it is registered.
     fn registered_piece(&mut self, buffer: &Buffer) -> Option<u16> {
         let piece = buffer.span().offset / self.limits.border_bytes;
-        if *self.pieces.get(piece)? == Piece::Unknown {
-            self.pieces[piece] =
-                match register_piece(&self.ring, buffer.arena(), &self.limits, piece) {
-                    Ok(()) => Piece::Registered,
-                    Err(error) => {
-                        tracing::warn!(
-                            "reads into a part of memory are slower: {}",
-                            refusal(buffer.arena().bytes_total(), &error)
-                        );
-                        // Nor will the kernel register what follows; one warning is enough.
-                        let unknown = |piece: &&mut Piece| **piece == Piece::Unknown;
-                        for piece in self.pieces.iter_mut().filter(unknown) {
-                            *piece = Piece::Refused;
-                        }
-                        Piece::Refused
-                    }
-                };
-        }
         // As many pieces as fit u16 are 4 TiB of arena.
-        (self.pieces[piece] == Piece::Registered).then_some(piece as u16)
+        self.is_registered(buffer.arena(), piece)
+            .then_some(piece as u16)
+    }
+
+    /// Whether a piece of the arena is registered: it is now, if it was not asked for before.
+    fn is_registered(&mut self, arena: &Arena, piece: usize) -> bool {
+        if self.pieces.get(piece) == Some(&Piece::Unknown) {
+            self.pieces[piece] = match register_piece(&self.ring, arena, &self.limits, piece) {
+                Ok(()) => Piece::Registered,
+                Err(error) => {
+                    let refusal = refusal(arena.bytes_total(), &error);
+                    tracing::warn!("reads into a part of memory are slower: {refusal}");
+                    // Nor will the kernel register what follows: this is the first refusal and the last.
+                    self.refused_later.get_or_init(|| refusal);
+                    let unknown = |piece: &&mut Piece| **piece == Piece::Unknown;
+                    for piece in self.pieces.iter_mut().filter(unknown) {
+                        *piece = Piece::Refused;
+                    }
+                    Piece::Refused
+                }
+            };
+        }
+        self.pieces.get(piece) == Some(&Piece::Registered)
     }
 
     fn entry(&mut self, read: &BlockRead) -> squeue::Entry {
@@ -276,6 +288,10 @@ impl BlockReader for IoUringReader {
         let wake = Arc::clone(&self.wake);
         // An error means that the counter is full, so the poll fires anyway.
         Arc::new(move || drop((&*wake).write(&1u64.to_ne_bytes())))
+    }
+
+    fn refused_later(&self) -> Arc<OnceLock<String>> {
+        Arc::clone(&self.refused_later)
     }
 
     fn submit(&mut self, read: BlockRead) {

@@ -73,6 +73,8 @@ pub enum ReaderChoice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rung {
     IoUringRegistered,
+    /// Some of the memory was registered, then no more: where `IoUringRegistered` was taken, and its limit was met.
+    IoUringPartlyRegistered,
     IoUring,
     PreadDirect,
     PreadBuffered,
@@ -83,6 +85,7 @@ impl Rung {
     pub const fn name(self) -> &'static str {
         match self {
             Rung::IoUringRegistered => "io_uring_registered",
+            Rung::IoUringPartlyRegistered => "io_uring_partly_registered",
             Rung::IoUring => "io_uring",
             Rung::PreadDirect => "pread_direct",
             Rung::PreadBuffered => "pread_buffered",
@@ -218,7 +221,7 @@ pub(super) fn open_with_limits(
     }
     let refused = |source| ReadError::IoUringRefused { source };
     let mut ring = IoUringReader::new(files, placed, limits, buffered).map_err(refused)?;
-    if rung == Rung::IoUringRegistered {
+    if rung != Rung::IoUring {
         ring.register(arena)
             .map_err(|reason| refused(io::Error::other(reason)))?;
     }

@@ -27,7 +27,7 @@ const KIND_SHIFT: u32 = 32;
 
 /// `Phase::Starting` at first.
 static PHASE: AtomicU64 = AtomicU64::new(0);
-/// Whether the model that was loaded last has computed a step.
+/// Whether the model that was loaded last has computed a step to its end.
 static HAS_STEPPED: AtomicBool = AtomicBool::new(false);
 
 impl Phase {
@@ -148,9 +148,16 @@ impl fmt::Display for Phase {
 #[must_use]
 pub struct StepScope(());
 
+impl StepScope {
+    /// The step was computed to its end: every buffer of a step has been used. One that failed or was given up may have
+    /// used none.
+    pub fn succeed(self) {
+        HAS_STEPPED.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Drop for StepScope {
     fn drop(&mut self) {
-        HAS_STEPPED.store(true, Ordering::Relaxed);
         Phase::Serving.begin();
     }
 }

@@ -1,6 +1,6 @@
 //! The storage reader: the handle to the I/O thread.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 
 use super::arena::Arena;
@@ -19,6 +19,8 @@ pub(super) const QUEUED_TICKETS_MAX: usize = 1024;
 pub(super) struct Reader {
     rung: Rung,
     reason: String,
+    /// Why `rung` does not hold for all memory any more.
+    refused_later: Arc<OnceLock<String>>,
     limits: Limits,
     files: Vec<PlacedFile>,
     arena: Arc<Arena>,
@@ -84,6 +86,7 @@ impl Reader {
         );
         let shared = Arc::new(Shared::default());
         let waker = block_reader.waker();
+        let refused_later = block_reader.refused_later();
         let files = block_reader.files().to_vec();
         check_places(&files, limits.block_bytes)?;
         let io_thread = IoThread::new(
@@ -99,6 +102,7 @@ impl Reader {
         Ok(Reader {
             rung,
             reason,
+            refused_later,
             limits,
             files,
             arena,
@@ -164,13 +168,17 @@ impl Reader {
         (self.waker)();
     }
 
+    /// The rung that is in use now.
     pub(super) fn rung(&self) -> Rung {
-        self.rung
+        match self.refused_later.get() {
+            Some(_) => Rung::IoUringPartlyRegistered,
+            None => self.rung,
+        }
     }
 
     /// Why this rung and no better one, in words for the log.
     pub(super) fn rung_reason(&self) -> &str {
-        &self.reason
+        self.refused_later.get().unwrap_or(&self.reason)
     }
 
     /// What pieces are aligned to.

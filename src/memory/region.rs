@@ -20,6 +20,7 @@ use super::reader::Reader;
 use super::stream::{CopyStream, CopyTimes};
 use super::{FileIdentity, ReadRetries, TransferTotals};
 use std::collections::HashMap;
+use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A span of an arena that belongs to this value alone: arenas hand every byte out once, and regions are not cloned.
@@ -334,12 +335,15 @@ impl RegionCopies {
     /// To a device arena that is on a CUDA device: its copy stream. To one that stands for a device's: a thread that
     /// copies at the given rate, in bytes per second (`None`: as fast as memory goes). `on_done` is called on a thread of
     /// the stream's and may start copies.
+    ///
+    /// # Errors
+    /// The system has no thread left.
     pub fn start(
         source: Arc<Arena>,
         destination: Arc<Arena>,
         bytes_per_second: Option<f64>,
         on_done: Box<dyn Fn(RegionCopied) + Send>,
-    ) -> RegionCopies {
+    ) -> io::Result<RegionCopies> {
         let in_flight = InFlight::default();
         let table = Arc::clone(&in_flight);
         let on_done = Box::new(move |ticket, times| {
@@ -353,19 +357,19 @@ impl RegionCopies {
         });
         let arenas = [Arc::clone(&source), Arc::clone(&destination)];
         let stream = match destination.cuda() {
-            Some(device) => Stream::Cuda(CudaCopies::start(Arc::clone(device), on_done)),
+            Some(device) => Stream::Cuda(CudaCopies::start(Arc::clone(device), on_done)?),
             None => Stream::Emulated(CopyStream::start(
                 source,
                 destination,
                 bytes_per_second,
                 on_done,
-            )),
+            )?),
         };
-        RegionCopies {
+        Ok(RegionCopies {
             stream,
             arenas,
             in_flight,
-        }
+        })
     }
 
     /// Queues a copy of the first `bytes` bytes. It starts after `after`, the last use of the destination, which comes
@@ -469,7 +473,8 @@ mod tests {
             Arc::clone(&device),
             None,
             Box::new(move |done| copy_sender.send(done).unwrap()),
-        );
+        )
+        .unwrap();
         let destination = Region::allocate_low(&device, 8192).unwrap();
         let source = Arc::new(done.region);
         stream.copy(8, Arc::clone(&source), destination, 8192, Event::recorded());

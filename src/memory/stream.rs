@@ -7,6 +7,7 @@
 #![expect(unsafe_code, reason = "copies between arenas by address")]
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
@@ -84,14 +85,17 @@ impl CopyStream {
     /// each copy's ticket and times, after the copy's event has been recorded; it may call `copy`, and must neither block
     /// nor call `drain`.
     ///
+    /// # Errors
+    /// The system has no thread left.
+    ///
     /// # Panics
-    /// When the rate is not above 0, or the system has no thread left.
+    /// When the rate is not above 0.
     pub(super) fn start(
         source: Arc<Arena>,
         destination: Arc<Arena>,
         bytes_per_second: Option<f64>,
         on_done: OnCopied,
-    ) -> CopyStream {
+    ) -> io::Result<CopyStream> {
         assert!(
             bytes_per_second.is_none_or(|rate| rate > 0.0),
             "a link of {bytes_per_second:?} bytes per second"
@@ -106,15 +110,14 @@ impl CopyStream {
                     let _guard = AbortOnPanic;
                     serve(&source, &destination, &shared, bytes_per_second, &on_done);
                 }
-            })
-            .unwrap_or_else(|error| panic!("start the copy thread: {error}"));
-        CopyStream {
+            })?;
+        Ok(CopyStream {
             source,
             destination,
             shared,
             thread_id: thread.thread().id(),
             thread: Some(thread),
-        }
+        })
     }
 
     /// Queues a copy and returns the event that is recorded when the destination holds the bytes. From now until then
@@ -314,7 +317,8 @@ mod tests {
             Box::new(move |ticket, _| {
                 let _ = sender.send(ticket);
             }),
-        );
+        )
+        .unwrap();
         Fixture {
             host,
             device,
@@ -418,7 +422,8 @@ mod tests {
                 }
                 sender.send(ticket).unwrap();
             }),
-        );
+        )
+        .unwrap();
         assert!(stream.0.set(started).is_ok());
         let handle = stream.0.get().unwrap();
         let ready = handle.copy(0, span(0, 1), span(1, 1), Event::recorded());

@@ -74,7 +74,7 @@ pub(super) struct Step<'m> {
     angles: Vec<RopeAngles>,
     // Dropped last, when the pass is over.
     span: StepSpan,
-    _phase: StepScope,
+    phase: StepScope,
 }
 
 /// A layer's part of the KV cache.
@@ -110,7 +110,7 @@ impl<'m> Step<'m> {
             batch,
             angles,
             span,
-            _phase: phase,
+            phase,
         })
     }
 
@@ -293,6 +293,7 @@ impl<'m> Step<'m> {
         }
         self.pass.finish(depth(self.batch));
         self.span.succeed();
+        self.phase.succeed();
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ use super::layout::{
 use super::refusal::{self, PlanError};
 use super::scenario::{LayerAttention, PREDICTED_WIDTHS, Scenario, attention};
 use super::scratch::{self, InputForms, ScratchNeeds};
-use super::tuning::host_entries;
+use super::tuning::{crossover, host_entries};
 use super::{
     ARENA_ALIGNMENT, GatherBuffer, Group, HumanBytes, KvSplit, KvType, PAGE_TOKENS, Plan, Rates,
     Ring, Tier, TierSplit, WindowPages, round_up,
@@ -160,7 +160,7 @@ fn check(request: &PlanRequest) -> Result<(), PlanError> {
     }
 }
 
-/// One model and everything about it that does not depend on budgets.
+/// One model, the rates, and everything about them that does not depend on budgets.
 pub(super) struct Problem<'a> {
     pub(super) tensors: &'a [TensorInfo],
     pub(super) hyperparameters: &'a Hyperparameters,
@@ -175,6 +175,8 @@ pub(super) struct Problem<'a> {
     /// The smallest slice size that keeps to `GROUPS_MAX`, where the request names none.
     pub(super) slice_bytes_min: u64,
     pub(super) attention: Vec<LayerAttention>,
+    /// See `crossover`, by the request's rates: it is asked for again and again, and takes a walk through all tensors.
+    crossover: u32,
     /// The groups of the last slice size: neighbouring layouts mostly ask for the same.
     pub(super) last_groups: RefCell<Option<(u64, Rc<Vec<Group>>)>>,
 }
@@ -207,6 +209,7 @@ impl<'a> Problem<'a> {
             used_weight_bytes,
             slice_bytes_min,
             attention: attention(hyperparameters, request.kv_type.element_bytes()),
+            crossover: crossover(tensors, &request.rates),
             tensors,
             hyperparameters,
             catalogue,
@@ -353,7 +356,7 @@ impl<'a> Problem<'a> {
             | (DeviceKind::Emulated, ExecutorChoice::Auto) => 0,
             (_, ExecutorChoice::Host) => u32::MAX,
             (_, ExecutorChoice::HostUpTo(width)) => width,
-            (DeviceKind::Cuda, ExecutorChoice::Auto) => self.crossover(&request.rates),
+            (DeviceKind::Cuda, ExecutorChoice::Auto) => self.crossover,
         }
     }
 

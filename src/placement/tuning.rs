@@ -5,6 +5,7 @@ use super::homes;
 use super::layout::{HOST_RING_ENTRIES, Layout};
 use super::planner::{DeviceKind, ExecutorChoice, PlanRequest, Problem, STEP_WIDTH_KEPT};
 use super::{Executor, Rates, Tier};
+use crate::gguf::TensorInfo;
 use std::collections::BTreeMap;
 
 /// The smallest slices that are tried, and those that make a larger model this many groups: each takes time to simulate.
@@ -102,39 +103,35 @@ impl Problem<'_> {
         }
         layout.residences = best.1;
     }
+}
 
-    /// The width up to which the host is done with all matrices before the link has moved them. The device, which is the
-    /// faster at computing, hides behind the link.
-    pub(super) fn crossover(&self, rates: &Rates) -> u32 {
-        let mut of_types: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
-        for tensor in self
-            .tensors
-            .iter()
-            .filter(|tensor| tensor.dimensions.len() > 1)
-        {
-            let rows: u64 = tensor.dimensions[1..].iter().product();
-            let (bytes, elements) = of_types.entry(tensor.kind.name()).or_default();
-            *bytes += tensor.bytes as f64;
-            *elements += tensor.columns() as f64 * rows as f64;
-        }
-        let bytes: f64 = of_types.values().map(|(bytes, _)| bytes).sum();
-        let link_seconds = bytes / rates.link_bytes_per_second;
-        let is_for_host = |width: u32| {
-            let seconds = of_types.iter().map(|(kind, &(bytes, elements))| {
-                rates.host_product_seconds(kind, bytes, elements, width)
-            });
-            seconds.sum::<f64>() <= link_seconds
-        };
-        let (mut host, mut device) = (0, CROSSOVER_MAX);
-        while device - host > 1 {
-            let width = host + (device - host) / 2;
-            match is_for_host(width) {
-                true => host = width,
-                false => device = width,
-            }
-        }
-        host
+/// The width up to which the host is done with all matrices before the link has moved them. The device, which is the
+/// faster at computing, hides behind the link.
+pub(super) fn crossover(tensors: &[TensorInfo], rates: &Rates) -> u32 {
+    let mut of_types: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for tensor in tensors.iter().filter(|tensor| tensor.dimensions.len() > 1) {
+        let rows: u64 = tensor.dimensions[1..].iter().product();
+        let (bytes, elements) = of_types.entry(tensor.kind.name()).or_default();
+        *bytes += tensor.bytes as f64;
+        *elements += tensor.columns() as f64 * rows as f64;
     }
+    let bytes: f64 = of_types.values().map(|(bytes, _)| bytes).sum();
+    let link_seconds = bytes / rates.link_bytes_per_second;
+    let is_for_host = |width: u32| {
+        let seconds = of_types.iter().map(|(kind, &(bytes, elements))| {
+            rates.host_product_seconds(kind, bytes, elements, width)
+        });
+        seconds.sum::<f64>() <= link_seconds
+    };
+    let (mut host, mut device) = (0, CROSSOVER_MAX);
+    while device - host > 1 {
+        let width = host + (device - host) / 2;
+        match is_for_host(width) {
+            true => host = width,
+            false => device = width,
+        }
+    }
+    host
 }
 
 /// Entries of the host ring for slices that are smaller than usual.

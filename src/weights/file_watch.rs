@@ -4,11 +4,13 @@
 //! The descriptor keeps the file that was opened alive, so one that another takes the place of goes on being served, with
 //! a warning. Only after a read has failed is the file at the path looked at more closely, before the next step: where it
 //! has the size of the first, and everything whose checksum is known has the same one in it, it is as good as the first,
-//! and reads go on from it. Weights that rest in memory came from the first, so any other file is refused.
+//! and reads go on from it. Weights that rest in memory came from the first, so any other file is refused. Where it is
+//! the same as ever it is opened again all the same: a handle that a network file system's server has forgotten, or that is
+//! of a drive which was away for a while, reads nothing more.
 
 use super::Weights;
 use super::verify::Compared;
-use crate::memory::{FileIdentity, PlacedFile};
+use crate::memory::{FileIdentity, PlacedFile, ReadError};
 use std::time::{Duration, Instant};
 
 /// Between two looks at the path while nothing fails.
@@ -20,7 +22,7 @@ pub(super) struct FileWatch {
     files: Vec<WatchedFile>,
     looked: Instant,
     /// A read has failed since the last step that ended well. Nothing is in flight before the next one then.
-    pub(super) read_failed: bool,
+    read_failed: bool,
 }
 
 impl FileWatch {
@@ -31,6 +33,25 @@ impl FileWatch {
             files: watched.collect(),
             looked: Instant::now(),
             read_failed: false,
+        }
+    }
+
+    /// A step has failed because of this.
+    pub(super) fn note_failure(&mut self, error: &ReadError) {
+        self.read_failed = true;
+        if let ReadError::Io { file, .. } = error {
+            let files = self.files.iter_mut();
+            let failed = files.filter(|watched| watched.file.path == *file);
+            failed.for_each(|watched| watched.is_handle_in_doubt = true);
+        }
+    }
+
+    /// A step has ended well: whatever failed before can be read.
+    pub(super) fn note_success(&mut self) {
+        if self.read_failed {
+            self.read_failed = false;
+            let files = self.files.iter_mut();
+            files.for_each(|watched| watched.is_handle_in_doubt = false);
         }
     }
 }
@@ -46,6 +67,8 @@ struct WatchedFile {
     /// What was found to hold other weights, or could not be compared or opened, which has been said. It is not looked into
     /// again: that takes as long as reading the whole model.
     refused: Option<FileIdentity>,
+    /// Reads have failed, perhaps because of the handle.
+    is_handle_in_doubt: bool,
 }
 
 impl WatchedFile {
@@ -55,6 +78,7 @@ impl WatchedFile {
             file,
             told: None,
             refused: None,
+            is_handle_in_doubt: false,
         }
     }
 
@@ -111,6 +135,9 @@ impl Weights {
         };
         if found == watch.file {
             watch.told = None;
+            if read_failed && watch.is_handle_in_doubt {
+                self.renew_handle(watch);
+            }
             return;
         }
         watch.tell(&found);
@@ -143,9 +170,8 @@ impl Weights {
 
     /// Reads go on from what is at the path, if that can be opened.
     fn accept(&self, watch: &mut WatchedFile, found: FileIdentity, was_compared: bool) {
-        if !watch.is_open(&found)
-            && let Err(error) =
-                (self.shared).reopen(watch.index, found.clone(), self.plan.read_alignment)
+        if (watch.is_handle_in_doubt || !watch.is_open(&found))
+            && let Err(error) = self.reopen(watch, &found)
         {
             watch.refuse(found, &format!("it cannot be read from ({error})"));
             return;
@@ -164,5 +190,23 @@ impl Weights {
         }
         watch.file = found;
         watch.told = None;
+        watch.is_handle_in_doubt = false;
+    }
+
+    /// The file is what it was. Its handle may be good for nothing.
+    fn renew_handle(&self, watch: &mut WatchedFile) {
+        let path = watch.file.path.display();
+        match self.reopen(watch, &watch.file) {
+            Ok(()) => {
+                tracing::info!("{path} was opened again, after reads of it had failed");
+                watch.is_handle_in_doubt = false;
+            }
+            // Tried again before the next step: what it lies on may be away for now.
+            Err(error) => tracing::warn!("reads of {path} have failed: {error}"),
+        }
+    }
+
+    fn reopen(&self, watch: &WatchedFile, found: &FileIdentity) -> Result<(), ReadError> {
+        (self.shared).reopen(watch.index, found.clone(), self.plan.read_alignment)
     }
 }

@@ -19,6 +19,7 @@ use crate::placement::{DeviceKind, Forecast, GroupId, GroupKind, Plan, Ring, Tie
 use crate::trace::Trace;
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
@@ -211,12 +212,11 @@ impl Weights {
             progress(LoadProgress::default());
         } else {
             assert!(!plan.mapped, "a plan for a mapped file needs its path");
-            let is_at_paths = matches!(file, ModelFile::At(_));
             let (links, read_checks) = links(file, &plan, &arenas, settings, &shared, metrics)?;
             let files = links.reader.files();
             check_sizes(gguf, files)?;
             checks = read_checks;
-            watch = is_at_paths.then(|| RefCell::new(FileWatch::new(files)));
+            watch = Some(RefCell::new(FileWatch::new(files)));
             shared.connect(links);
             match load_while_populating(&plan, &arenas, &shared, &names, progress) {
                 Ok(homes) => shared.set_homes(homes),
@@ -260,7 +260,7 @@ impl Drop for Weights {
     fn drop(&mut self) {
         self.shared.disconnect();
         if let Some(checks) = &self.checks {
-            checks.save(false);
+            checks.save_last();
         }
     }
 }
@@ -290,7 +290,25 @@ fn links(
     shared: &Arc<Shared>,
     metrics: &Metrics,
 ) -> Result<(Links, Option<Arc<ReadChecks>>), LoadError> {
-    // The threads hold weak references: they live inside what they report to.
+    let no_thread = |source| LoadError::Reader(ReadError::Thread { source });
+    // The threads hold weak references: they live inside what they report to. This one is started first: where it cannot
+    // be had, a verifier that is there already would wait for the reader, which goes after it.
+    let stream = arenas.device.as_ref().map(|device| -> io::Result<_> {
+        let host = Arc::clone(&arenas.host);
+        let target = Arc::downgrade(shared);
+        let on_copy = move |done| {
+            if let Some(shared) = Weak::upgrade(&target) {
+                shared.copy_done(done);
+            }
+        };
+        RegionCopies::start(
+            host,
+            Arc::clone(device),
+            settings.link_rate,
+            Box::new(on_copy),
+        )
+    });
+    let stream = stream.transpose().map_err(no_thread)?;
     let target = Arc::downgrade(shared);
     let host = Arc::clone(&arenas.host);
     // An I/O thread that waited for room here would wait for the verifier, which may wait for it to read again.
@@ -322,27 +340,11 @@ fn links(
         let directory = settings.checksums.as_deref();
         let files = reader.files();
         let against = ReadChecks::new(settings.verify_share, directory, files, metrics);
-        let against = Arc::new(against);
+        let against = Arc::new(against.map_err(no_thread)?);
         let started = Verifier::start(reads, shared, Arc::clone(&against));
-        let started = started.map_err(|source| ReadError::Thread { source });
-        verifier = Some(started.map_err(LoadError::Reader)?);
+        verifier = Some(started.map_err(no_thread)?);
         checks = Some(against);
     }
-    let stream = arenas.device.as_ref().map(|device| {
-        let host = Arc::clone(&arenas.host);
-        let target = Arc::downgrade(shared);
-        let on_copy = move |done| {
-            if let Some(shared) = Weak::upgrade(&target) {
-                shared.copy_done(done);
-            }
-        };
-        RegionCopies::start(
-            host,
-            Arc::clone(device),
-            settings.link_rate,
-            Box::new(on_copy),
-        )
-    });
     let links = Links {
         reader,
         _verifier: verifier,
@@ -360,16 +362,43 @@ fn load_while_populating(
     names: &[String],
     progress: &dyn Fn(LoadProgress) -> bool,
 ) -> Result<Vec<Home>, LoadError> {
+    let load = || load_homes(plan, arenas, shared, names, progress);
+    if plan.device == DeviceKind::Cuda {
+        return load();
+    }
+    let populate = |stop: &AtomicBool| {
+        arenas.host.populate(stop);
+    };
+    with_thread_beside("populate", populate, load)
+}
+
+/// Does `work` while a thread does what is `beside` it, which is waited for, and told to stop where `work` fails or panics.
+/// A thread that the system refuses is done without.
+fn with_thread_beside<T, E>(
+    name: &str,
+    beside: impl FnOnce(&AtomicBool) + Send,
+    work: impl FnOnce() -> Result<T, E>,
+) -> Result<T, E> {
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        if plan.device != DeviceKind::Cuda {
-            // One that the system refuses is done without.
-            let thread = std::thread::Builder::new().name("populate".to_owned());
-            let _ = thread.spawn_scoped(scope, || arenas.host.populate(&stop));
+        let thread = std::thread::Builder::new().name(name.to_owned());
+        let spawned = thread.spawn_scoped(scope, || beside(&stop));
+        let stops = StopOnDrop(&stop);
+        let done = work()?;
+        // Nothing has to stop it now.
+        if let Ok(thread) = spawned
+            && let Err(panic) = thread.join()
+        {
+            std::panic::resume_unwind(panic);
         }
-        let homes = load_homes(plan, arenas, shared, names, progress);
-        stop.store(homes.is_err(), Ordering::Relaxed);
-        homes
+        drop(stops);
+        Ok(done)
     })
 }
 
@@ -572,4 +601,36 @@ fn embedding_slices(gguf: &Gguf, plan: &Plan) -> Vec<EmbeddingSlice> {
     }
     slices.sort_by_key(|slice| slice.rows.start);
     slices
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::time::{Duration, Instant};
+
+    /// Runs `work` beside a thread that ends when it is told to, or after `patience`. Whether it was told.
+    fn is_told(patience: Duration, work: impl FnOnce() -> Result<(), ()>) -> bool {
+        let told = AtomicBool::new(false);
+        let until = Instant::now() + patience;
+        let beside = |stop: &AtomicBool| {
+            while !stop.load(Ordering::Relaxed) && Instant::now() < until {
+                std::thread::yield_now();
+            }
+            told.store(stop.load(Ordering::Relaxed), Ordering::Relaxed);
+        };
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            with_thread_beside("beside", beside, work)
+        }));
+        drop(outcome);
+        told.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn what_runs_beside_the_loading_is_stopped_by_an_error_and_by_a_panic_and_otherwise_ends() {
+        let forever = Duration::from_secs(60);
+        assert!(is_told(forever, || Err(())));
+        assert!(is_told(forever, || panic!("as a test")));
+        assert!(!is_told(Duration::from_millis(10), || Ok(())));
+    }
 }

@@ -104,7 +104,7 @@ pub struct Weights {
     shared: Arc<Shared>,
     /// What reads are held against; `None` where they are not.
     checks: Option<Arc<ReadChecks>>,
-    /// `None` where the files are mapped, or read in a way of the caller's.
+    /// `None` where the files are mapped.
     watch: Option<RefCell<FileWatch>>,
     embedding: TensorInfo,
     embedding_slices: Vec<EmbeddingSlice>,
@@ -271,7 +271,7 @@ impl Weights {
 
     fn read_error(&self, group: GroupId, source: crate::memory::ReadError) -> LeaseError {
         if let Some(watch) = &self.watch {
-            watch.borrow_mut().read_failed = true;
+            watch.borrow_mut().note_failure(&source);
         }
         LeaseError::Read {
             group: self.names[group.0 as usize].clone(),
@@ -303,7 +303,7 @@ impl Weights {
             .inc_by(self.forecast.step_seconds(width, depth));
         let steps = self.counters.steps.fetch_add(1, Ordering::Relaxed);
         if let Some(watch) = &self.watch {
-            watch.borrow_mut().read_failed = false;
+            watch.borrow_mut().note_success();
         }
         if let Some(checks) = &self.checks {
             checks.step_ended(began.elapsed(), self.stalled().saturating_sub(stalled));

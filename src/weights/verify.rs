@@ -7,7 +7,7 @@
 
 use super::checksums::{ChecksumTable, RunningChecksum, SeenBy, Stretch, Verdict, checksum};
 use super::shared::Shared;
-use super::side_file::SideFile;
+use super::side_file::{LAST_WRITES_PATIENCE, SideFile, SideFileWriter};
 use super::verify_share::{StepCost, VerifyShare};
 use crate::memory::{
     AbortOnPanic, FileIdentity, PlacedFile, ReadError, Region, RegionRead, file_at, open_expected,
@@ -46,6 +46,8 @@ pub(super) struct ReadChecks {
     state: Mutex<State>,
     /// One for each file, or none.
     side_files: Vec<Mutex<SideFile>>,
+    /// Where there are any.
+    writer: Option<SideFileWriter>,
     metrics: Metrics,
     verified_groups: AtomicU64,
     /// Processor time of the thread that verifies groups, since the last step began or ended.
@@ -85,19 +87,23 @@ pub(super) enum Compared {
 }
 
 impl ReadChecks {
-    /// `directory` is where checksums are kept for later runs.
+    /// `directory` is where checksums are kept for later runs, by a thread. The error is why that cannot be had.
     pub(super) fn new(
         setting: VerifyShare,
         directory: Option<&Path>,
         files: &[PlacedFile],
         metrics: &Metrics,
-    ) -> ReadChecks {
+    ) -> io::Result<ReadChecks> {
         let side_file = |file: &PlacedFile| Some(SideFile::new(directory?, &file.identity));
         let side_files: Vec<SideFile> = files.iter().filter_map(side_file).collect();
         let mut tables: Vec<ChecksumTable> = side_files.iter().map(SideFile::read).collect();
         tables.resize_with(files.len(), ChecksumTable::default);
         metrics.verify_share.set(setting.at_first());
-        ReadChecks {
+        let writer = match side_files.len() {
+            0 => None,
+            files => Some(SideFileWriter::start(files)?),
+        };
+        Ok(ReadChecks {
             setting,
             files: files.to_vec(),
             state: Mutex::new(State {
@@ -106,11 +112,12 @@ impl ReadChecks {
                 random: ChaCha8Rng::seed_from_u64(CHOICE_SEED),
             }),
             side_files: side_files.into_iter().map(Mutex::new).collect(),
+            writer,
             metrics: metrics.clone(),
             verified_groups: AtomicU64::new(0),
             verifying_nanoseconds: AtomicU64::new(0),
             processors: available_processors(),
-        }
+        })
     }
 
     /// Of later reads, that are verified.
@@ -253,11 +260,12 @@ impl ReadChecks {
         }
     }
 
-    /// Writes what is not written yet, for a later run. With `if_due`, not if that was done a short time ago.
+    /// Has what is not written yet written, for a later run. With `if_due`, not if that was done a short time ago.
     pub(super) fn save(&self, if_due: bool) {
+        let Some(writer) = &self.writer else { return };
         for (index, side_file) in self.side_files.iter().enumerate() {
             let mut side_file = lock(side_file);
-            if side_file.is_given_up() || (if_due && !side_file.is_due()) {
+            if writer.is_given_up(index) || (if_due && !side_file.is_due()) {
                 continue;
             }
             let mut state = self.lock();
@@ -265,9 +273,17 @@ impl ReadChecks {
                 continue;
             }
             let bytes = side_file.encode(&mut state.tables[index]);
-            // Reads go on being verified while this one is written; what they add is unsaved again.
+            // What reads add from here on is unsaved again.
             drop(state);
-            side_file.write(&bytes);
+            writer.write(index, side_file.path(), bytes);
+        }
+    }
+
+    /// The same at the end of a run, which waits for the disk, and not for ever.
+    pub(super) fn save_last(&self) {
+        self.save(false);
+        if let Some(writer) = &self.writer {
+            writer.finish(LAST_WRITES_PATIENCE);
         }
     }
 
@@ -428,7 +444,7 @@ mod tests {
         let (metrics, identity) = (Metrics::new(), FileIdentity::at(file).unwrap());
         let setting = VerifyShare::Fixed(share);
         let checks = ReadChecks::new(setting, None, &alone(&identity), &metrics);
-        (checks, identity, metrics)
+        (checks.unwrap(), identity, metrics)
     }
 
     fn stretch(offset: usize, bytes: usize) -> Stretch {
@@ -500,6 +516,7 @@ mod tests {
                 &alone(&identity),
                 &metrics,
             )
+            .unwrap()
         };
         let check = |checks: &ReadChecks, bytes: &[u8]| {
             let read = [(stretch(0, 4), &bytes[..4]), (stretch(4, 4), &bytes[4..])];
@@ -508,7 +525,7 @@ mod tests {
         };
         let first = run();
         assert_eq!(check(&first, b"abcdefgh"), Ok(0));
-        first.save(false);
+        first.save_last();
 
         let second = run();
         let other = Err((stretch(4, 4), SeenBy::EarlierRun));
@@ -528,14 +545,39 @@ mod tests {
         assert!(matches!(compared, Compared::Agrees), "{compared:?}");
         // What was known of the former is known of this one, in later runs too.
         third.set_file(0, &now);
-        third.save(false);
+        third.save_last();
         let fourth = ReadChecks::new(
             VerifyShare::Fixed(0.0),
             Some(kept.as_path()),
             &alone(&now),
             &metrics,
-        );
+        )
+        .unwrap();
         assert_eq!(check(&fourth, b"abcdefgx"), other);
+    }
+
+    /// The thread that writes does not come back from the disk.
+    #[test]
+    fn saving_holds_up_neither_the_next_step_nor_the_verifier() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let identity = FileIdentity::at(file.path()).unwrap();
+        let (setting, metrics) = (VerifyShare::Fixed(1.0), Metrics::new());
+        let kept = Some(Path::new("/nowhere"));
+        let mut checks = ReadChecks::new(setting, kept, &alone(&identity), &metrics).unwrap();
+        let (_never, answers) = std::sync::mpsc::channel::<()>();
+        let replace = move |_: &Path, _: &[u8]| answers.recv().map_err(io::Error::other);
+        checks.writer = Some(SideFileWriter::through(1, Box::new(replace)).unwrap());
+        for offset in 0..3 {
+            let check = |bytes: &[u8]| {
+                let read = [(stretch(offset, 4), bytes)];
+                checks.check(read.into_iter(), true)
+            };
+            check(b"abcd").unwrap();
+            checks.save(false);
+            let mismatch = check(b"abcx").unwrap_err();
+            let error = checks.error(mismatch, 1).to_string();
+            assert!(error.contains("than at first"), "{error}");
+        }
     }
 
     #[test]
@@ -552,7 +594,7 @@ mod tests {
         });
         let (kept, metrics) = (path("checksums"), Metrics::new());
         let run = |files: &[PlacedFile]| {
-            ReadChecks::new(VerifyShare::Fixed(1.0), Some(&kept), files, &metrics)
+            ReadChecks::new(VerifyShare::Fixed(1.0), Some(&kept), files, &metrics).unwrap()
         };
         let check = |checks: &ReadChecks, offset: u64, bytes: &[u8]| {
             let read = [(stretch(offset as usize, bytes.len()), bytes)];
@@ -563,7 +605,7 @@ mod tests {
             check(&first, base, b"abcd").unwrap();
             check(&first, base + 4, b"efgh").unwrap();
         }
-        first.save(false);
+        first.save_last();
         assert_eq!(std::fs::read_dir(&kept).unwrap().count(), 2);
 
         // In a later run the error names the file, and the offset in it.

@@ -180,6 +180,45 @@ fn an_address_that_cannot_be_had_is_told_before_the_model_is_read() {
     }
 }
 
+#[test]
+fn what_is_wrong_in_a_shape_card_is_told_with_its_name() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let good = std::fs::read_to_string(root.join("models/tinyllama-1.1b.toml")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let card = folder.path().join("bad.toml");
+    let long_key = format!("{} = 1", "k".repeat(1 << 19));
+    for (from, to, part) in [
+        ("layers = 22", "", "missing field `layers`"),
+        ("layers = 22", "layers = true", "(in `layers`)"),
+        ("layers = 22", "layers = 1000000", "1 to 4096"),
+        (
+            "head_count = 32",
+            "head_count = 3",
+            "llama.attention.head_count_kv",
+        ),
+        ("layers = 22", &long_key, "unknown field `kkk"),
+    ] {
+        assert!(good.contains(from), "{from}");
+        std::fs::write(&card, good.replacen(from, to, 1)).unwrap();
+        for command in ["plan", "estimate"] {
+            let outcome = run(strata().arg(command).arg(&card));
+            outcome.refusal(1, &["bad.toml: ", part]);
+            assert!(
+                outcome.stderr.len() < 10_000,
+                "{} bytes",
+                outcome.stderr.len()
+            );
+            assert!(
+                !outcome.stderr.contains("(in `name`)"),
+                "{}",
+                outcome.stderr
+            );
+        }
+    }
+    std::fs::remove_file(&card).unwrap();
+    run(strata().arg("plan").arg(&card)).refusal(1, &["bad.toml", "No such file"]);
+}
+
 /// A shape card and a hardware card alone: the machine that is planned for is the card's, not this one.
 #[test]
 fn a_hardware_card_is_a_machine_to_plan_for() {

@@ -566,16 +566,23 @@ fn where_pieces_cannot_follow_later_all_memory_is_registered_at_once() {
     });
 }
 
-/// As where the limit on locked memory is met halfway: what is registered stays so, and the rest is read plainly.
+/// As where the limit on locked memory is met halfway: what is registered stays so, and the rest is read plainly. What is
+/// taken of the arena when the reader starts is registered first.
 #[test]
-fn memory_that_is_refused_later_is_read_into_all_the_same() {
+fn memory_that_is_refused_later_is_read_into_all_the_same_and_the_rung_says_so() {
     const PIECE: usize = 64 << 10;
     let model = model(4 * PIECE);
     let arena = Arc::new(Arena::new("host", 4 * PIECE).unwrap());
-    let span = arena.allocate_low(4 * PIECE).unwrap();
+    arena.allocate_low(2 * PIECE).unwrap();
     let Some(mut reader) = at_rung(Rung::IoUringRegistered, &model.path, &arena, PIECE) else {
         return;
     };
+    arena.allocate_low(2 * PIECE).unwrap();
+    let span = Span {
+        offset: 0,
+        bytes: 4 * PIECE,
+    };
+    let refused_later = reader.refused_later();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             if !forbid(
@@ -593,6 +600,7 @@ fn memory_that_is_refused_later_is_read_into_all_the_same() {
                     file_offset: offset as u64,
                     buffer: Buffer::new(Arc::clone(&arena), span.part(offset, PIECE)),
                 });
+                assert_eq!(refused_later.get().is_some(), slot >= 2, "piece {slot}");
             }
             let mut ended = Vec::new();
             while ended.len() < 4 {
@@ -603,6 +611,14 @@ fn memory_that_is_refused_later_is_read_into_all_the_same() {
             }
             // SAFETY: nothing is in flight, and this thread is the only user of the arena.
             assert!(unsafe { arena.bytes(span) } == model.content);
+
+            let on_done = Box::new(|_| {});
+            let reason = "the best there is".to_owned();
+            let rung = Rung::IoUringRegistered;
+            let reader = Reader::spawn(reader, rung, reason, arena, on_done).unwrap();
+            assert_eq!(reader.rung(), Rung::IoUringPartlyRegistered);
+            let reason = reader.rung_reason();
+            assert!(reason.contains("ulimit -l"), "{reason}");
         });
     });
 }
