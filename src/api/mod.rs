@@ -28,7 +28,7 @@ mod tokenize;
 mod wire;
 
 pub use body::BODY_BYTES_MAX;
-pub use server::{ListenError, Stop, listen, on_signal, run, serve, watch_signals};
+pub use server::{HttpThreads, ListenError, Stop, listen, on_signal, run, watch_signals};
 
 use crate::config::{Config, Secret};
 use crate::engine::{EngineHandle, EngineStatus, SubmitError};

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
@@ -33,6 +34,8 @@ const BLOCKING_THREADS_MAX: usize = 8;
 /// How long an idle blocking thread stays: for ever. Where the system gives no further thread, work waits for one that is
 /// there; without any, the request would be what fails.
 const BLOCKING_KEEP_ALIVE: Duration = Duration::from_secs(u32::MAX as u64);
+/// So long after it was joined a thread no longer counts against the limits.
+const THREADS_END: Duration = Duration::from_millis(5);
 /// After the grace, for clients to hear that their answers were cut off.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// For work on blocking threads when the server ends.
@@ -101,53 +104,73 @@ pub fn listen(address: &str) -> Result<std::net::TcpListener, ListenError> {
     })
 }
 
-/// Serves until `stop`, then lets running requests end within the grace.
-///
-/// # Errors
-///
-/// Threads or the listener cannot be set up.
-pub fn serve(
-    listener: std::net::TcpListener,
-    served: Served,
-    config: &Config,
-    stop: &Stop,
-) -> std::io::Result<()> {
-    check_threads(ASYNC_THREADS + 1)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(ASYNC_THREADS)
-        .max_blocking_threads(BLOCKING_THREADS_MAX)
-        .thread_keep_alive(BLOCKING_KEEP_ALIVE)
-        .thread_name("http")
-        .enable_all()
-        .build()?;
-    // Starts the first blocking thread.
-    drop(runtime.spawn_blocking(|| ()));
-    let served = runtime.block_on(async {
-        let listener = TcpListener::from_std(listener)?;
-        run(listener, served, config, stop).await;
-        Ok(())
-    });
-    runtime.shutdown_timeout(BLOCKING_GRACE);
-    served
+/// The threads that serve HTTP.
+pub struct HttpThreads(Runtime);
+
+impl HttpThreads {
+    /// Starts them. To be called before other threads are started that may take the last ones that the system gives: the
+    /// runtime panics where it gets none.
+    ///
+    /// # Errors
+    ///
+    /// The system gives no threads.
+    pub fn start() -> std::io::Result<HttpThreads> {
+        check_threads(ASYNC_THREADS + 1)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(ASYNC_THREADS)
+            .max_blocking_threads(BLOCKING_THREADS_MAX)
+            .thread_keep_alive(BLOCKING_KEEP_ALIVE)
+            .thread_name("http")
+            .enable_all()
+            .build()?;
+        // Starts the first blocking thread.
+        drop(runtime.spawn_blocking(|| ()));
+        Ok(HttpThreads(runtime))
+    }
+
+    /// Serves until `stop`, then lets running requests end within the grace.
+    ///
+    /// # Errors
+    ///
+    /// The listener cannot be set up.
+    pub fn serve(
+        self,
+        listener: std::net::TcpListener,
+        served: Served,
+        config: &Config,
+        stop: &Stop,
+    ) -> std::io::Result<()> {
+        let served = self.0.block_on(async {
+            let listener = TcpListener::from_std(listener)?;
+            run(listener, served, config, stop).await;
+            Ok(())
+        });
+        self.0.shutdown_timeout(BLOCKING_GRACE);
+        served
+    }
 }
 
-/// Whether the system gives so many threads: the runtime panics where it does not.
+/// Whether the system gives so many threads.
 fn check_threads(count: usize) -> std::io::Result<()> {
-    let gate = Mutex::new(());
-    std::thread::scope(|scope| {
-        // Until all are there.
-        let _closed = gate.lock();
-        for _ in 0..count {
-            let thread = std::thread::Builder::new().name("http".to_owned());
-            thread
-                .spawn_scoped(scope, || drop(gate.lock()))
-                .map_err(|error| {
-                    let limits = "the control group's, `ulimit -u`";
-                    std::io::Error::other(format!("{error}; raise the limit on threads ({limits})"))
-                })?;
-        }
-        Ok(())
-    })
+    let gate = Arc::new(Mutex::new(()));
+    // Until all are there.
+    let closed = gate.lock();
+    let start = |_| {
+        let gate = Arc::clone(&gate);
+        let thread = std::thread::Builder::new().name("http".to_owned());
+        thread.spawn(move || drop(gate.lock()))
+    };
+    let threads: std::io::Result<Vec<_>> = (0..count).map(start).collect();
+    drop(closed);
+    for thread in threads.map_err(|error| {
+        let limits = "the control group's, `ulimit -u`";
+        std::io::Error::other(format!("{error}; raise the limit on threads ({limits})"))
+    })? {
+        // It does nothing that could panic.
+        let _ = thread.join();
+    }
+    std::thread::sleep(THREADS_END);
+    Ok(())
 }
 
 /// From here on SIGTERM and SIGINT stop the server, and a second one ends the process at once.

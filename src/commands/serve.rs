@@ -3,7 +3,7 @@
 use super::load::load;
 use anyhow::Context;
 use std::time::Duration;
-use strata::api::{self, Served, Stop};
+use strata::api::{self, HttpThreads, Served, Stop};
 use strata::config::Config;
 use strata::engine::EngineStatus;
 
@@ -15,6 +15,7 @@ pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
     api::watch_signals(stop.clone()).context(
         "watch signals: the system gives no thread; raise the limit (the control group's, `ulimit -u`)",
     )?;
+    let threads = HttpThreads::start().context("start the threads that serve HTTP")?;
     let listener = api::listen(&config.listen)?;
     let loading = load(config)?;
     tracing::info!(
@@ -52,7 +53,9 @@ pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
         context: loading.context,
         model_context: loading.model_context,
     };
-    api::serve(listener, served, config, &stop).context("serve HTTP")?;
+    threads
+        .serve(listener, served, config, &stop)
+        .context("serve HTTP")?;
     engine.shutdown(Duration::ZERO);
     engine.join();
     drop(loading.trace);

@@ -196,7 +196,8 @@ fn a_time_that_is_yet_to_come_is_not_waited_for() {
         Arc::clone(&on_gpu),
         None,
         Box::new(|_| {}),
-    );
+    )
+    .unwrap();
     let source = Arc::new(Region::allocate_low(&host, bytes).unwrap());
     let destination = Region::allocate_low(&on_gpu, bytes).unwrap();
     // Half a minute.
