@@ -79,7 +79,7 @@ impl Stop {
     }
 }
 
-/// Takes the address, before anything slow is done. Connections wait until [`serve`].
+/// Takes the address, before anything slow is done. Connections wait until [`HttpThreads::serve`].
 pub fn listen(address: &str) -> Result<std::net::TcpListener, ListenError> {
     let bind = || {
         let listener = std::net::TcpListener::bind(address)?;
@@ -150,6 +150,12 @@ impl HttpThreads {
     }
 }
 
+/// The system refused a thread.
+fn no_thread(error: std::io::Error) -> std::io::Error {
+    let limits = "the control group's, `ulimit -u`";
+    std::io::Error::other(format!("{error}; raise the limit on threads ({limits})"))
+}
+
 /// Whether the system gives so many threads.
 fn check_threads(count: usize) -> std::io::Result<()> {
     let gate = Arc::new(Mutex::new(()));
@@ -162,10 +168,7 @@ fn check_threads(count: usize) -> std::io::Result<()> {
     };
     let threads: std::io::Result<Vec<_>> = (0..count).map(start).collect();
     drop(closed);
-    for thread in threads.map_err(|error| {
-        let limits = "the control group's, `ulimit -u`";
-        std::io::Error::other(format!("{error}; raise the limit on threads ({limits})"))
-    })? {
+    for thread in threads.map_err(no_thread)? {
         // It does nothing that could panic.
         let _ = thread.join();
     }
@@ -206,7 +209,8 @@ pub fn on_signal(act: impl FnOnce(&'static str, i32) + Send + 'static) -> std::i
     };
     std::thread::Builder::new()
         .name("signals".to_owned())
-        .spawn(move || runtime.block_on(watch))?;
+        .spawn(move || runtime.block_on(watch))
+        .map_err(no_thread)?;
     Ok(())
 }
 

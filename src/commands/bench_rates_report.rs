@@ -309,6 +309,7 @@ impl StorageFindings {
         writeln!(text)?;
         let rungs = [
             Rung::IoUringRegistered,
+            Rung::IoUringPartlyRegistered,
             Rung::IoUring,
             Rung::PreadDirect,
             Rung::PreadBuffered,

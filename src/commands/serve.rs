@@ -12,9 +12,7 @@ use strata::engine::EngineStatus;
 pub(crate) fn serve(config: &Config) -> anyhow::Result<()> {
     let stop = Stop::new();
     // Before anything slow: a file is parsed and planned before there is a server to stop.
-    api::watch_signals(stop.clone()).context(
-        "watch signals: the system gives no thread; raise the limit (the control group's, `ulimit -u`)",
-    )?;
+    api::watch_signals(stop.clone()).context("watch signals")?;
     let threads = HttpThreads::start().context("start the threads that serve HTTP")?;
     let listener = api::listen(&config.listen)?;
     let loading = load(config)?;

@@ -133,6 +133,7 @@ pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Produ
             x.width(),
             data.len()
         );
+        let start = data.as_mut_ptr();
         let mut end = 0;
         for &RowSlice { weight, first_row } in &product.slices {
             let weight = MatrixView::new(weight.kind, weight.rows, weight.columns, weight.bytes);
@@ -151,7 +152,7 @@ pub fn matmul_all(pool: &ComputePool, x: &Activations<'_>, products: &mut [Produ
             tasks.push((
                 weight,
                 Output {
-                    start: data.as_mut_ptr().wrapping_add(*first_column + first_row),
+                    start: start.wrapping_add(*first_column + first_row),
                     stride: *stride,
                 },
             ));

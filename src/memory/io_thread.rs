@@ -72,6 +72,17 @@ pub(super) struct ReadDone {
     pub(super) result: Result<u64, ReadError>,
 }
 
+/// What to do about a read that the system refused.
+fn advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error() {
+        // io_uring's answer where a read has to wait and there is no thread that could.
+        Some(libc::ECANCELED) => {
+            "the system gives no thread for it: raise the limit on threads (the control group's, `ulimit -u`)"
+        }
+        _ => "test the drive and the file system",
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
     #[error("open {file}: {source}", file = file.display())]
@@ -93,8 +104,9 @@ pub enum ReadError {
         bytes_at_open: u64,
     },
     #[error(
-        "read {file} at byte {offset}: {source}; test the drive and the file system",
-        file = file.display()
+        "read {file} at byte {offset}: {source}; {advice}",
+        file = file.display(),
+        advice = advice(source)
     )]
     Io {
         file: PathBuf,

@@ -147,6 +147,8 @@ impl HostCompute {
                 })
                 .collect();
             kernels::matmul_all(&self.pool, x, &mut products);
+            // The rows of the last one may be those of another product too.
+            pass.keep_last();
         }
         for (matrix, out) in matrices.iter().zip(outputs) {
             if let Some(bias) = &matrix.bias {

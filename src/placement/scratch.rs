@@ -48,12 +48,16 @@ impl InputForms {
         }
     }
 
-    /// Bytes of a row: by 32, in two orders with scale, sum and their product, 9.5 for four elements; by 256, with a
-    /// scale and sums by 16 and by 32, 4.9. Rows of quants are padded by a cache line or two.
+    /// Bytes of a row: by 32, in two orders with scale, sum and their product, 9.5 for four elements; by 256, 52 for the
+    /// scale and the sums by 16 and by 32 of each block, in fours of blocks. Rows of quants are padded by a cache line or
+    /// two.
     fn row_bytes(self, columns: u64) -> u64 {
         let columns = round_up(columns, PACKED_BLOCK);
         let by_32 = (columns / 8).saturating_mul(19).saturating_add(2 * 128);
-        let by_256 = (columns / 4).saturating_mul(5).saturating_add(128);
+        let by_256 = (round_up(columns, 4 * PACKED_BLOCK) / PACKED_BLOCK)
+            .saturating_mul(52)
+            .saturating_add(columns)
+            .saturating_add(128);
         by_32
             .saturating_mul(self.blocks_of_32.into())
             .saturating_add(by_256.saturating_mul(self.blocks_of_256.into()))
@@ -111,7 +115,7 @@ const ANGLE_BYTES: u64 = 8;
 /// With a device tier all but the last four and the sampler's are on the device, and the host adds: the logits that
 /// are handed out, the
 /// embedding rows of a step on their way (w E), the staging entry of loading and, where the host multiplies, inputs and
-/// outputs that cross the link.
+/// outputs that cross the link, on a CUDA device in f32 once more.
 ///
 /// A CUDA device adds: norms, biases and rope factors in f32; embedding rows as they are stored, w of them; what kernels
 /// are told of a step (24 bytes a token and the block tables); and the boundaries of buffers. What of that changes with
@@ -252,8 +256,17 @@ pub(super) fn items(
         );
     }
     if compute == Tier::Device && host_width > 0 {
+        // From a CUDA device an input comes in f32.
+        let floats = match request.device {
+            DeviceKind::Cuda => host_floats(embedding.max(feed_forward).max(output)),
+            DeviceKind::Cpu | DeviceKind::Emulated => 0,
+        };
         let inputs = host_width.saturating_mul(widest_input);
-        add(Tier::Host, "inputs as the kernels read them", inputs);
+        add(
+            Tier::Host,
+            "inputs as the kernels read them",
+            inputs.saturating_add(floats),
+        );
         add(
             Tier::Host,
             "outputs that cross the link",

@@ -203,10 +203,7 @@ impl<'w> Pass<'w> {
     /// The lease of `group`: the last one held, or the next one, for which those held are given back.
     pub fn lease(&mut self, group: GroupId) -> Result<&Lease<'w>, LeaseError> {
         match self.held.last() {
-            Some(last) if last.group() == group => {
-                let before = self.held.len() - 1;
-                self.give_back_first(before);
-            }
+            Some(last) if last.group() == group => self.keep_last(),
             _ => {
                 self.give_back();
                 if (self.cancelled)() {
@@ -226,6 +223,9 @@ impl<'w> Pass<'w> {
         if held + bytes_of(group) > HELD_BYTES_MAX || !self.weights.rests(group, self.width) {
             return Ok(false);
         }
+        if (self.cancelled)() {
+            return Err(LeaseError::Cancelled);
+        }
         let lease = self.weights.lease(group, self.width, self.cancelled)?;
         self.held.push(lease);
         Ok(true)
@@ -238,6 +238,11 @@ impl<'w> Pass<'w> {
     pub fn held(&self, group: GroupId) -> &Lease<'w> {
         let lease = self.held.iter().find(|lease| lease.group() == group);
         lease.unwrap_or_else(|| panic!("group {} is not leased", group.0))
+    }
+
+    /// Gives all but the last lease back: what was computed with them is over.
+    pub fn keep_last(&mut self) {
+        self.give_back_first(self.held.len().saturating_sub(1));
     }
 
     /// Gives the first `count` leases back.

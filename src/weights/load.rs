@@ -340,7 +340,7 @@ fn links(
         let directory = settings.checksums.as_deref();
         let files = reader.files();
         let against = ReadChecks::new(settings.verify_share, directory, files, metrics);
-        let against = Arc::new(against.map_err(no_thread)?);
+        let against = Arc::new(against);
         let started = Verifier::start(reads, shared, Arc::clone(&against));
         verifier = Some(started.map_err(no_thread)?);
         checks = Some(against);

@@ -87,13 +87,13 @@ pub(super) enum Compared {
 }
 
 impl ReadChecks {
-    /// `directory` is where checksums are kept for later runs, by a thread. The error is why that cannot be had.
+    /// `directory` is where checksums are kept for later runs, by a thread. Where the system gives none they are not kept.
     pub(super) fn new(
         setting: VerifyShare,
         directory: Option<&Path>,
         files: &[PlacedFile],
         metrics: &Metrics,
-    ) -> io::Result<ReadChecks> {
+    ) -> ReadChecks {
         let side_file = |file: &PlacedFile| Some(SideFile::new(directory?, &file.identity));
         let side_files: Vec<SideFile> = files.iter().filter_map(side_file).collect();
         let mut tables: Vec<ChecksumTable> = side_files.iter().map(SideFile::read).collect();
@@ -101,9 +101,15 @@ impl ReadChecks {
         metrics.verify_share.set(setting.at_first());
         let writer = match side_files.len() {
             0 => None,
-            files => Some(SideFileWriter::start(files)?),
+            files => SideFileWriter::start(files)
+                .inspect_err(|error| {
+                    tracing::warn!(
+                        "checksums are not kept for later runs: no thread writes them: {error}"
+                    );
+                })
+                .ok(),
         };
-        Ok(ReadChecks {
+        ReadChecks {
             setting,
             files: files.to_vec(),
             state: Mutex::new(State {
@@ -117,7 +123,7 @@ impl ReadChecks {
             verified_groups: AtomicU64::new(0),
             verifying_nanoseconds: AtomicU64::new(0),
             processors: available_processors(),
-        })
+        }
     }
 
     /// Of later reads, that are verified.
@@ -444,7 +450,7 @@ mod tests {
         let (metrics, identity) = (Metrics::new(), FileIdentity::at(file).unwrap());
         let setting = VerifyShare::Fixed(share);
         let checks = ReadChecks::new(setting, None, &alone(&identity), &metrics);
-        (checks.unwrap(), identity, metrics)
+        (checks, identity, metrics)
     }
 
     fn stretch(offset: usize, bytes: usize) -> Stretch {
@@ -516,7 +522,6 @@ mod tests {
                 &alone(&identity),
                 &metrics,
             )
-            .unwrap()
         };
         let check = |checks: &ReadChecks, bytes: &[u8]| {
             let read = [(stretch(0, 4), &bytes[..4]), (stretch(4, 4), &bytes[4..])];
@@ -551,8 +556,7 @@ mod tests {
             Some(kept.as_path()),
             &alone(&now),
             &metrics,
-        )
-        .unwrap();
+        );
         assert_eq!(check(&fourth, b"abcdefgx"), other);
     }
 
@@ -563,7 +567,7 @@ mod tests {
         let identity = FileIdentity::at(file.path()).unwrap();
         let (setting, metrics) = (VerifyShare::Fixed(1.0), Metrics::new());
         let kept = Some(Path::new("/nowhere"));
-        let mut checks = ReadChecks::new(setting, kept, &alone(&identity), &metrics).unwrap();
+        let mut checks = ReadChecks::new(setting, kept, &alone(&identity), &metrics);
         let (_never, answers) = std::sync::mpsc::channel::<()>();
         let replace = move |_: &Path, _: &[u8]| answers.recv().map_err(io::Error::other);
         checks.writer = Some(SideFileWriter::through(1, Box::new(replace)).unwrap());
@@ -594,7 +598,7 @@ mod tests {
         });
         let (kept, metrics) = (path("checksums"), Metrics::new());
         let run = |files: &[PlacedFile]| {
-            ReadChecks::new(VerifyShare::Fixed(1.0), Some(&kept), files, &metrics).unwrap()
+            ReadChecks::new(VerifyShare::Fixed(1.0), Some(&kept), files, &metrics)
         };
         let check = |checks: &ReadChecks, offset: u64, bytes: &[u8]| {
             let read = [(stretch(offset as usize, bytes.len()), bytes)];
