@@ -183,11 +183,17 @@ impl Memory {
             address,
             context: Arc::clone(context),
         };
-        // SAFETY: the allocation is as long.
-        unsafe { result::memset_d8_sync(address, fill, bytes)? };
-        // It is ordered by the null stream, for which the others do not wait.
-        context.synchronize()?;
+        memory.fill(bytes, fill)?;
         Ok(memory)
+    }
+
+    /// Every one of its first `bytes`, which no stream may be using, becomes `fill`.
+    fn fill(&self, bytes: usize, fill: u8) -> Outcome<()> {
+        self.context.bind_to_thread()?;
+        // SAFETY: what was allocated for as many bytes.
+        unsafe { result::memset_d8_sync(self.address, fill, bytes)? };
+        // It is ordered by the null stream, for which the others do not wait.
+        Ok(self.context.synchronize()?)
     }
 
     /// `count` copies of `bytes`, one after another.
