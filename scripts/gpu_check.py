@@ -257,7 +257,8 @@ def overlap(trace):
     lanes = {DEVICE_LANE: [], LINK_LANE: []}
     for event in events:
         lane = lanes.get(names.get(event.get("tid")))
-        if event["ph"] == "X" and lane is not None:
+        # The device's waits for a copy lie in its lane too.
+        if event["ph"] == "X" and event["cat"] in ("computation", "copy") and lane is not None:
             lane.append((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
     computed, copied = (union(lanes[name]) for name in (DEVICE_LANE, LINK_LANE))
     either = union(lanes[DEVICE_LANE] + lanes[LINK_LANE])
