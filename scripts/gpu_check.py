@@ -12,9 +12,11 @@ table. Ends with 1 where a test failed; a bar that is not met is a line of the t
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -87,15 +89,22 @@ class Check:
         print("$ " + " ".join(arguments), flush=True)
         name = os.path.basename(arguments[0])
         left = LIMIT_SECONDS - (time.monotonic() - self.began)
+        # Interpreted kernels take as long as they take.
+        limit = None if self.small else max(1.0, min(seconds, left))
+        # In a session of its own, it is ended together with the servers that it has started: they would keep the device.
+        program = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, start_new_session=True
+        )
         try:
-            # Interpreted kernels take as long as they take.
-            limit = None if self.small else max(1.0, min(seconds, left))
-            done = subprocess.run(
-                arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=limit, env=environment
-            )
-        except subprocess.TimeoutExpired as expired:
-            raise OutOfTime(f"{name} was ended after {expired.timeout:.0f} s") from expired
-        return done.stdout, done.returncode
+            text, _ = program.communicate(timeout=limit)
+        except BaseException as ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+            if isinstance(ended, subprocess.TimeoutExpired):
+                raise OutOfTime(f"{name} was ended after {limit:.0f} s") from ended
+            raise
+        return text, program.returncode
 
     def output(self, arguments, seconds=LIMIT_SECONDS, environment=None):
         text, code = self.run(arguments, seconds, environment or of_flags_alone())
@@ -363,12 +372,18 @@ def check(folder, small):
     return not any(result["failed"] for result in tests.values())
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--collect", action="store_true", help="build, and collect what the check needs")
     parser.add_argument("--small", action="store_true", help="show that the check works")
     parser.add_argument("--folder", default=FOLDER, help="where the weights are written (40 GB of them)")
     arguments = parser.parse_args()
+    # What it has started is in sessions of its own, and must not outlive it.
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         if arguments.collect:
             collect()
@@ -376,6 +391,8 @@ def main():
             sys.exit("gpu_check: tests failed")
     except (Problem, OSError, ValueError, subprocess.CalledProcessError) as problem:
         sys.exit(f"gpu_check: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("gpu_check: interrupted")
 
 
 if __name__ == "__main__":
