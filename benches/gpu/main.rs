@@ -4,8 +4,8 @@
 //! inside device memory (bytes read and written), and for weights of several types products with the input of up to eight
 //! tokens over more matrices than a cache holds, with their share of the copy's rate. With `--candle PTX`, which
 //! `scripts/candle_kernels.py` makes, candle's kernels compute the same products in turn, and their results are held
-//! against ours. Medians of several rounds. Under `cargo test`, and without a device, it shows that it runs, or says that
-//! it skips.
+//! against ours; where they differ, it ends with 1 after the report. Medians of several rounds. Under `cargo test`, and
+//! without a device, it shows that it runs, or says that it skips.
 
 #![expect(
     unsafe_code,
@@ -59,7 +59,17 @@ fn main() {
         Err(error) => return skip(&error.to_string()),
     };
     match measure(&device, &sizes, candle) {
-        Ok(report) => println!("{report:#}"),
+        Ok(report) => {
+            println!("{report:#}");
+            let products = report["products"].as_array();
+            let wrong = products
+                .into_iter()
+                .flatten()
+                .filter_map(|product| product["wrong"].as_str());
+            if wrong.inspect(|wrong| eprintln!("{wrong}")).count() > 0 {
+                std::process::exit(1);
+            }
+        }
         Err(error) => {
             eprintln!("{error}");
             std::process::exit(1);
