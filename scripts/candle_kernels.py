@@ -108,7 +108,9 @@ def source(version):
 
 def headers(nvcc):
     """A folder with `nv/target`; None where the compiler has it beside itself."""
-    beside = os.path.join(os.path.dirname(os.path.dirname(os.path.realpath(nvcc))), "include")
+    # NVCC may be a name on the PATH.
+    compiler = os.path.realpath(shutil.which(nvcc) or nvcc)
+    beside = os.path.join(os.path.dirname(os.path.dirname(compiler)), "include")
     if any(os.path.exists(os.path.join(beside, folder, "nv", "target")) for folder in ("", "cccl")):
         return None
     name, version, sha256 = HEADERS

@@ -8,13 +8,16 @@ reaches beside what bounds it and beside candle's kernels. Prints a table, and w
 
 Weights are random ones of a known shape, written by `strata synth` to --folder: Llama 3.3 70B (40 GB) where disk and
 memory allow and the disk takes it in two minutes, otherwise Llama 3.1 8B. What there is no time left for is named in the
-table. Ends with 1 where a test failed; a bar that is not met is a line of the table. Standard library only.
+table. Ends with 1 where a test or a measurement failed, and still prints what the others gave; a bar that is not met is a
+line of the table. Standard library only.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +45,10 @@ DEVICE_LANE, LINK_LANE = "device", "link"
 
 class OutOfTime(Problem):
     """A program was ended because the check's time, or its own share of it, was over."""
+
+
+# What leaves out a part of the check, and not the rest; a KeyError is an answer that lacks something.
+FAILURES = (Problem, OSError, ValueError, KeyError)
 
 
 def collect():
@@ -81,21 +88,40 @@ class Check:
         self.folder = folder
         self.small = small
         self.rates = {}
+        self.decoded = []
+        self.tested = {}
+        # Why a part gave nothing, by its name.
+        self.failures = {}
+
+    def part(self, name, of_it):
+        """Do a part of the check; where it fails, note why and go on."""
+        try:
+            of_it()
+        except FAILURES as failure:
+            self.failures[name] = str(failure) or repr(failure)
+            print(f"{name} failed: {self.failures[name]}", flush=True)
 
     def run(self, arguments, seconds, environment):
         """What a program wrote, and its code. It gets so many seconds of those that the check has left."""
         print("$ " + " ".join(arguments), flush=True)
         name = os.path.basename(arguments[0])
         left = LIMIT_SECONDS - (time.monotonic() - self.began)
+        # Interpreted kernels take as long as they take.
+        limit = None if self.small else max(1.0, min(seconds, left))
+        # In a session of its own, it is ended together with the servers that it has started: they would keep the device.
+        program = subprocess.Popen(
+            arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, start_new_session=True
+        )
         try:
-            # Interpreted kernels take as long as they take.
-            limit = None if self.small else max(1.0, min(seconds, left))
-            done = subprocess.run(
-                arguments, stdout=subprocess.PIPE, text=True, cwd=ROOT, timeout=limit, env=environment
-            )
-        except subprocess.TimeoutExpired as expired:
-            raise OutOfTime(f"{name} was ended after {expired.timeout:.0f} s") from expired
-        return done.stdout, done.returncode
+            text, _ = program.communicate(timeout=limit)
+        except BaseException as ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            program.wait()
+            if isinstance(ended, subprocess.TimeoutExpired):
+                raise OutOfTime(f"{name} was ended after {limit:.0f} s") from ended
+            raise
+        return text, program.returncode
 
     def output(self, arguments, seconds=LIMIT_SECONDS, environment=None):
         text, code = self.run(arguments, seconds, environment or of_flags_alone())
@@ -111,15 +137,17 @@ class Check:
     def tests(self):
         """The tests that the software GPU runs in CI, by program: a line, and the names of those that failed. Only the
         list of opcodes, which is the compiler's, is not looked at here: the build folder may be on another machine."""
+        if self.small:
+            self.tested["tests"] = {"result": "left out with --small", "failed": []}
+            return
         environment = dict(requiring_a_device(), CARGO_MANIFEST_DIR=ROOT, CARGO_BIN_EXE_strata=collected("strata"))
-        results = {}
         for name, only in (("kernel-tests", ["kernels::cuda"]), ("device-tests", ["--skip", "opcodes::"])):
             model = os.path.join(ROOT, "models", "SmolLM2-135M-Instruct.Q4_1.gguf")
             skipped = [] if os.path.exists(model) else ["--skip", "smollm2", "--skip", "little_memory"]
             try:
                 text, _ = self.run([collected(name), *only, *skipped], TESTS_SECONDS, environment)
             except OutOfTime as late:
-                results[name] = {"result": str(late), "failed": [str(late)]}
+                self.tested[name] = {"result": str(late), "failed": [str(late)]}
                 continue
             lines = text.splitlines()
             result = next((line for line in reversed(lines) if line.startswith("test result: ")), "no result")
@@ -128,14 +156,18 @@ class Check:
             if not result.startswith("test result: ok. ") or " 0 passed" in result:
                 failed = failed or [result]
                 print(text[-4000:], flush=True)
-            results[name] = {"result": result, "failed": failed}
-        return results
+            self.tested[name] = {"result": result, "failed": failed}
 
     def measure_rates(self):
         """The link, the memory, and the products with few tokens, beside candle's."""
         command = [collected("bench"), "--candle", collected("candle.ptx")]
         command += [] if self.small else ["--bench"]
-        self.rates = json.loads(self.output(command, environment=requiring_a_device()))
+        text, code = self.run(command, LIMIT_SECONDS, requiring_a_device())
+        try:
+            # It ends with 1 where a product is wrong, and still gives the others.
+            self.rates = json.loads(text)
+        except ValueError as error:
+            raise Problem(f"bench ended with code {code}, and gave no report:\n{text[-2000:]}") from error
         for product in self.rates["products"]:
             if product["tokens"] == 1:
                 product["met"] = self.met(product["share_of_memory"], MEMORY_BAR)
@@ -143,6 +175,9 @@ class Check:
                 beside = product["candle"]
                 least = min(beside["its_seconds_over_ours"], beside["its_seconds_over_ours_with_input"])
                 beside["met"] = self.met(least, CANDLE_BAR)
+        if code != 0:
+            wrong = [product["wrong"] for product in self.rates["products"] if "wrong" in product]
+            raise Problem("\n".join(wrong) or f"bench ended with code {code}")
 
     def card(self):
         """A hardware card of this machine: what was measured of the device, and for the rest what is usual."""
@@ -175,6 +210,7 @@ class Check:
             shapes = [LARGE, MIDDLE]
         else:
             shapes = [MIDDLE]
+        last = None
         for shape in shapes:
             path = self.model_path(shape)
             try:
@@ -183,35 +219,44 @@ class Check:
                     command = [collected("strata"), "synth", os.path.join(ROOT, shape[0]), path]
                     self.output([*command, "--vocabulary", vocabulary], SYNTH_SECONDS)
                 return path, shape[2]
-            except OutOfTime as late:
-                # A program that is killed leaves what it has written.
+            except Problem as failure:
+                # No time for it, or no space after all. A program that is killed leaves what it has written.
                 if os.path.exists(path + ".partial"):
                     os.remove(path + ".partial")
-                print(f"{late}: {os.path.basename(path)} is not used", flush=True)
-        raise OutOfTime("there was no time to write a model")
+                print(f"{failure}: {os.path.basename(path)} is not used", flush=True)
+                last = failure
+        raise last
 
     def model_path(self, shape):
         return os.path.join(self.folder, os.path.basename(shape[0]).replace(".toml", ".gguf"))
 
     def decode(self):
         """Decoding a model of which most streams, at each width, beside the plan's prediction and the link's limit."""
+        if not self.rates:
+            raise Problem("nothing is known of the device and its link")
+        widths = (1, 2) if self.small else WIDTHS
         try:
             model, memory = self.model()
         except OutOfTime as late:
-            return [{"width": width, "left_out": str(late)} for width in WIDTHS]
+            self.decoded = [{"width": width, "left_out": str(late)} for width in widths]
+            return
         # The driver keeps some of a card that has as much as is asked for.
         memory = min(memory, int(self.rates["memory_free_bytes"] * 0.95))
         flags = ["--device", "cuda:0", "--device-memory", f"{memory // MIB}MiB", "--executor", "device"]
         flags += ["--hardware", self.card()]
-        rows = []
-        for width in (1, 2) if self.small else WIDTHS:
-            try:
-                rows.append(self.decode_width(model, width, flags))
-            except OutOfTime as late:
-                rows.append({"width": width, "left_out": str(late)})
-        return rows
+        for width in widths:
+            self.part(f"decode, {sequences(width)}", lambda: self.decode_width(model, width, flags))
 
     def decode_width(self, model, width, flags):
+        try:
+            self.decoded.append(self.decoded_at(model, width, flags))
+        except OutOfTime as late:
+            self.decoded.append({"width": width, "left_out": str(late)})
+        except FAILURES:
+            self.decoded.append({"width": width, "left_out": "it failed, see below"})
+            raise
+
+    def decoded_at(self, model, width, flags):
         trace = os.path.join(self.folder, f"decode-{width}.json")
         command = [collected("strata"), "bench", "decode", model, "--sequences", str(width), "--trace", trace]
         command += ["--tokens", "1" if self.small else "4", "--rounds", "1" if self.small else "3", "--json"]
@@ -257,7 +302,8 @@ def overlap(trace):
     lanes = {DEVICE_LANE: [], LINK_LANE: []}
     for event in events:
         lane = lanes.get(names.get(event.get("tid")))
-        if event["ph"] == "X" and lane is not None:
+        # The device's waits for a copy lie in its lane too.
+        if event["ph"] == "X" and event["cat"] in ("computation", "copy") and lane is not None:
             lane.append((event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6))
     computed, copied = (union(lanes[name]) for name in (DEVICE_LANE, LINK_LANE))
     either = union(lanes[DEVICE_LANE] + lanes[LINK_LANE])
@@ -280,15 +326,29 @@ def union(spans):
     return total
 
 
+def sequences(width):
+    return f"{width} sequence{'s' if width > 1 else ''}"
+
+
 def word(met):
     return {True: "yes", False: "no", None: "not judged"}[met]
 
 
 def table(report):
-    print(f"\n{report['device']}, strata {report['version']}, {report['date']}\n")
+    if report["rates"]:
+        rates_table(report)
+    for name, result in report["tests"].items():
+        print(f"\n{name}: {result['result']}" + "".join(f"\n    {failed}" for failed in result["failed"]))
+    for name, failure in report["failures"].items():
+        print(f"\n{name} failed: {failure}")
+    print(f"\n{report['seconds']:.0f} s in all")
+
+
+def rates_table(report):
+    rates = report["rates"]
+    print(f"\n{rates['device']}, strata {report['version']}, {report['date']}\n")
     print("| what | figure | beside | share | bar | met |")
     print("|---|--:|---|--:|--:|---|")
-    rates = report["rates"]
     copy = rates["memory_copy_bytes_per_second"]
     print(f"| link, page-locked | {rates['link_bytes_per_second'] / 1e9:.1f} GB/s | | | | |")
     print(f"| device memory, a copy | {copy / 1e9:.0f} GB/s | | | | |")
@@ -298,7 +358,7 @@ def table(report):
             name = f"{product['type']}, one token"
             print(f"| {name} | {rate:.0f} GB/s | the copy | {share:.2f} | {MEMORY_BAR} | {word(product['met'])} |")
     for row in report["decode"]:
-        name = f"decode, {row['width']} sequence{'s' if row['width'] > 1 else ''}"
+        name = f"decode, {sequences(row['width'])}"
         if "left_out" in row:
             print(f"| {name} | | left out: {row['left_out']} | | {LINK_BAR} | no |")
             continue
@@ -313,13 +373,12 @@ def table(report):
         figure = f"{at_once['both_seconds']:.3f} s of copies and kernels at once"
         print(f"| | {figure} | the shorter of them, {shorter:.3f} s | {share} | | |")
     candle_table(report)
-    for name, result in report["tests"].items():
-        print(f"\n{name}: {result['result']}" + "".join(f"\n    {failed}" for failed in result["failed"]))
-    print(f"\n{report['seconds']:.0f} s in all")
 
 
 def candle_table(report):
     raced = [product for product in report["rates"]["products"] if "candle" in product]
+    if not raced:
+        return
     difference = max(product["candle"]["largest_difference"] for product in raced)
     print(f"\nProducts beside candle's ({report['candle']}, quantized.cu), over the same weights, in turn: a product alone, and")
     print(f"with its input quantised each time. Ratios are candle's time over ours, and the bar of both is {CANDLE_BAR}.")
@@ -338,28 +397,43 @@ def candle_table(report):
 
 
 def check(folder, small):
-    """Whether all tests passed."""
+    """Whether all tests passed, and all was measured."""
     os.makedirs(folder, exist_ok=True)
-    run = Check(folder, small)
-    tests = {"tests": {"result": "left out with --small", "failed": []}} if small else run.tests()
-    run.measure_rates()
-    report = {
-        "device": run.rates["device"],
-        "date": time.strftime("%Y-%m-%d"),
-        "version": run.output([collected("strata"), "--version"]).split()[-1],
-        "candle": candle_version(),
-        "bars": {"link": LINK_BAR, "memory": MEMORY_BAR, "candle": CANDLE_BAR},
-        "tests": tests,
-        "rates": run.rates,
-        "decode": run.decode(),
-    }
-    report["seconds"] = time.monotonic() - run.began
     path = os.path.join(FOLDER, "report.json")
-    with open(path, "w") as file:
-        json.dump(report, file, indent=1)
-    table(report)
-    print(f"wrote {path}")
-    return not any(result["failed"] for result in tests.values())
+    # That of an earlier run would pass for this one's.
+    with contextlib.suppress(FileNotFoundError):
+        os.remove(path)
+    run = Check(folder, small)
+    version = run.output([collected("strata"), "--version"]).split()[-1]
+    try:
+        run.part("tests", run.tests)
+        run.part("rates", run.measure_rates)
+        run.part("decode", run.decode)
+    finally:
+        report = {
+            "device": run.rates.get("device"),
+            "date": time.strftime("%Y-%m-%d"),
+            "version": version,
+            "candle": candle_version(),
+            "bars": {"link": LINK_BAR, "memory": MEMORY_BAR, "candle": CANDLE_BAR},
+            "tests": run.tested,
+            "rates": run.rates,
+            "decode": run.decoded,
+            "failures": run.failures,
+            "seconds": time.monotonic() - run.began,
+        }
+        # The table first: the disk may be full.
+        try:
+            table(report)
+        finally:
+            with open(path, "w") as file:
+                json.dump(report, file, indent=1)
+        print(f"wrote {path}")
+    return not run.failures and not any(result["failed"] for result in run.tested.values())
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
 
 
 def main():
@@ -368,13 +442,17 @@ def main():
     parser.add_argument("--small", action="store_true", help="show that the check works")
     parser.add_argument("--folder", default=FOLDER, help="where the weights are written (40 GB of them)")
     arguments = parser.parse_args()
+    # What it has started is in sessions of its own, and must not outlive it.
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         if arguments.collect:
             collect()
         elif not check(arguments.folder, arguments.small):
-            sys.exit("gpu_check: tests failed")
+            sys.exit("gpu_check: tests or measurements failed")
     except (Problem, OSError, ValueError, subprocess.CalledProcessError) as problem:
         sys.exit(f"gpu_check: {problem}")
+    except KeyboardInterrupt:
+        sys.exit("gpu_check: interrupted")
 
 
 if __name__ == "__main__":
