@@ -36,7 +36,7 @@ pub(crate) fn pull(arguments: &PullArguments) -> anyhow::Result<()> {
         },
         hub: HubSettings::resolve(variable).map_err(of_usage)?,
         certificates: variable("SSL_CERT_FILE").filter(|path| !path.is_empty()),
-        proxies: Proxies::resolve(variable).map_err(of_usage)?,
+        proxies: Proxies::resolve(variable),
     };
     let mut display = Display::default();
     watch_signals(Arc::clone(&display.reached)).context("watch signals")?;

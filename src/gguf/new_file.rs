@@ -116,9 +116,6 @@ impl NewFile {
             error,
         };
         check_is_file(path).map_err(error)?;
-        if path.file_name().is_none() {
-            return Err(error(io::ErrorKind::InvalidFilename.into()));
-        }
         // A link that leads nowhere is there too.
         if !replace && path.symlink_metadata().is_ok() {
             return Err(NewFileError::Exists {
@@ -195,12 +192,19 @@ pub(crate) fn check_is_file(path: &Path) -> io::Result<()> {
         "it leads to an open stream, not to a file; name a file"
     } else if path.exists() && !path.is_file() {
         "it is a directory or a device, not a file; name a file"
-    } else if path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+    } else if !ends_with_a_name(path) {
         "it ends like the name of a folder; add the name of a file"
     } else {
         return Ok(());
     };
     Err(io::Error::other(problem))
+}
+
+/// `file_name` passes over a slash and a `/.` at the end, which the system does not.
+fn ends_with_a_name(path: &Path) -> bool {
+    let bytes = path.as_os_str().as_encoded_bytes();
+    path.file_name()
+        .is_some_and(|name| bytes.ends_with(name.as_encoded_bytes()))
 }
 
 /// The folder that a file is in.
@@ -383,6 +387,10 @@ mod tests {
             (folder.path().to_owned(), "directory"),
             (folder.path().join("new/"), "ends like the name of a folder"),
             (folder.path().join("there/"), "name of a file"),
+            (folder.path().join("new/."), "name of a folder"),
+            (folder.path().join("there/."), "name of a folder"),
+            (folder.path().join("new/.."), "name of a folder"),
+            (PathBuf::new(), "name of a folder"),
         ] {
             let error = NewFile::create(Destination::replacing(&path), 3).unwrap_err();
             assert!(error.to_string().contains(part), "{error}");

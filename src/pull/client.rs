@@ -149,7 +149,7 @@ impl Client {
                     request = request.header("if-range", version);
                 }
             }
-            let proxy = self.proxies.of(&address);
+            let proxy = self.proxies.of(&address)?;
             let response = request
                 .config()
                 .timeout_global(deadline)

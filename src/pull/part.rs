@@ -209,7 +209,9 @@ impl Part {
 
     fn unlink(&self) {
         // Nothing is lost where this fails: no name says that the file is whole.
-        let _ = std::fs::remove_file(&self.note_path);
+        if read_note(&self.note_path).is_some() {
+            let _ = std::fs::remove_file(&self.note_path);
+        }
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -225,7 +227,7 @@ impl Drop for Part {
 /// A process that ended just after it had given `output` its name has left the note. It goes, unless another process is at
 /// work or there are bytes that it is about.
 pub(super) fn forget_note(output: &Path) {
-    if with_suffix(output, ".part.json").exists() {
+    if read_note(&with_suffix(output, ".part.json")).is_some() {
         // An empty part takes its note along.
         drop(Part::open(output));
     }
@@ -379,6 +381,20 @@ mod tests {
         std::fs::rename(with_suffix(&output, ".part"), &output).unwrap();
         forget_note(&output);
         assert_eq!(names(), 1);
+    }
+
+    #[test]
+    fn what_others_keep_under_the_name_of_a_note_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let [output, part, json] =
+            ["a.gguf", "a.gguf.part", "a.gguf.part.json"].map(|name| folder.path().join(name));
+        std::fs::write(&part, "").unwrap();
+        std::fs::write(&json, "{\"theirs\": 1}").unwrap();
+        forget_note(&output);
+        assert!(part.exists() && json.exists());
+        // A try that comes to nothing.
+        drop(Part::open(&output).unwrap());
+        assert!(json.exists());
     }
 
     #[test]

@@ -314,6 +314,32 @@ fn an_interrupt_a_shrunk_input_and_a_missing_folder_leave_nothing() {
     assert_eq!(std::fs::read(&output).unwrap(), b"old");
 }
 
+/// Who is in the middle of writing a file has nothing damaged.
+#[test]
+fn what_looks_like_damage_in_a_changed_input_is_the_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] = ["in.gguf", "out.gguf"].map(|name| folder.path().join(name));
+    // The first batch of one thread is written before the second, with the last weight, has failed.
+    let shape = TensorShape::new("blk.0.attn_q.weight", TensorType::F32, [512, 2600]);
+    let before = write_model(&input, &metadata(), &[shape]);
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&input)
+        .unwrap();
+    let last = before_end(&Conversion::new(before, Mixture::Q8_0).unwrap()) - 4;
+    std::os::unix::fs::FileExt::write_all_at(&file, &f32::NAN.to_le_bytes(), last).unwrap();
+    let conversion = Conversion::new(Gguf::open(&input).unwrap(), Mixture::Q8_0).unwrap();
+    let error = |touch: bool| {
+        let touched = |_, _| !touch || file.set_modified(std::time::UNIX_EPOCH).is_ok();
+        let to = Destination::new(&output);
+        quantise(&conversion, to, NonZeroUsize::MIN, touched).unwrap_err()
+    };
+    let damaged = error(false).to_string();
+    assert!(damaged.contains("the file is damaged"), "{damaged}");
+    let changed = error(true).to_string();
+    assert!(changed.contains("it was changed meanwhile"), "{changed}");
+}
+
 /// Where the last tensor of the input ends.
 fn before_end(conversion: &Conversion) -> u64 {
     let ends = conversion.input().tensors.iter();

@@ -54,10 +54,11 @@ fn synth_into_a_place_that_cannot_be_written_leaves_nothing() {
         (path("good.gguf/out.gguf"), "Not a directory"),
         (path("busy/out.gguf"), "directory"),
         (path("pipe/out.gguf"), "is no file"),
-        (path("link/out.gguf"), "symbolic links"),
+        (path("link/out.gguf"), "out.gguf.partial is a link"),
         ("/dev/full".into(), "a device"),
         ("/".into(), "a directory"),
-        ("..".into(), ""),
+        ("..".into(), "a directory"),
+        (path("none/."), "name of a folder"),
     ] {
         let outcome = run(&mut synth(&card, &output, &model));
         outcome.refusal(1, &["cannot write", part]);

@@ -239,6 +239,10 @@ fn proxies_are_gone_by() {
     assert!(server.requests().is_empty());
     assert_fetched(&with(&[("HTTPS_PROXY", NOBODY)]), &path, MODEL);
     std::fs::remove_file(&path).unwrap();
+    // One that cannot be used matters only to who would be asked by way of it.
+    let unused = [("HTTPS_PROXY", "socks5://127.0.0.1:1")];
+    assert_fetched(&with(&unused), &path, MODEL);
+    std::fs::remove_file(&path).unwrap();
     let direct = [("HTTP_PROXY", NOBODY), ("NO_PROXY", "x, 127.0.0.1")];
     assert_fetched(&with(&direct), &path, MODEL);
 }
