@@ -216,15 +216,13 @@ impl<'w> Pass<'w> {
         Ok(self.held(group))
     }
 
-    /// Leases `group`, the next one, beside what is held: if it rests in memory and not too much is held.
+    /// Leases `group`, the next one, beside what is held: if it rests in memory and not too much is held. Whether the step
+    /// is still wanted was asked with the first of them, a moment ago.
     pub fn also_lease(&mut self, group: GroupId) -> Result<bool, LeaseError> {
         let bytes_of = |group: GroupId| self.weights.plan.groups[group.0 as usize].entry_bytes;
         let held: u64 = self.held.iter().map(|lease| bytes_of(lease.group())).sum();
         if held + bytes_of(group) > HELD_BYTES_MAX || !self.weights.rests(group, self.width) {
             return Ok(false);
-        }
-        if (self.cancelled)() {
-            return Err(LeaseError::Cancelled);
         }
         let lease = self.weights.lease(group, self.width, self.cancelled)?;
         self.held.push(lease);
