@@ -47,7 +47,7 @@ fn reads_copies_and_kernels_of_each_group_come_in_that_order() {
 fn what_the_host_multiplies_by_is_on_the_lane_of_the_cpu() {
     let Some(device) = device() else { return };
     drop(device);
-    let flags = "--device-memory 320KiB --host-memory 280KiB --executor host";
+    let flags = "--device-memory 320KiB --host-memory 256KiB --executor host";
     let (trace, _) = traced(flags, &[]);
     let ways = trace.check(CLOCKS_DIFFER_BY);
     assert!(ways.count("device", Way::Resident) > 0, "{ways:?}");
