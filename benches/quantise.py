@@ -10,8 +10,8 @@ root mean square (of some thousand weights of each matrix).
     quantise.py ... --types q4_k_m q8_0 --rounds 5 --peer native --write-table FILE.md
 
 The peer is libllama of the prebuilt llama-server that compare_llama_server.py races with; its CPU code is generic. With
-`--peer native` it is llama-quantize, built for this machine as for peers.py. A model that is quantised already is first written
-as f16 by strata, and both begin with that. Standard library only.
+`--peer native` it is llama-quantize, built for this machine as for peers.py, and llama-bench loads the files. A model that is
+quantised already is first written as f16 by strata, and both begin with that. Standard library only.
 """
 
 import argparse
@@ -89,7 +89,17 @@ def tensors(programs, path):
     return {tensor["name"]: tensor for tensor in programs.printed([programs.strata, "inspect", path, "--json"])["tensors"]}
 
 
-def is_loaded(programs, server, path):
+def is_loaded_by_bench(programs, path, threads):
+    """Whether the llama-bench that was built here computes a token with the model."""
+    bench = os.path.join(llama_cpp(), "llama-bench")
+    try:
+        programs.output([bench, "-m", path, "-p", "0", "-n", "1", "-r", "1", "-t", threads])
+        return True
+    except Problem:
+        return False
+
+
+def is_loaded_by_server(programs, server, path):
     """Whether llama-server comes so far as to listen with the model."""
     command = [server, "-m", path, "--host", "127.0.0.1", "--port", "0", "-c", "256", "-ngl", "0", "-dev", "none", "--no-warmup"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
@@ -160,9 +170,11 @@ def run(arguments):
     scratch = os.path.join(PEERS, "quantise")
     os.makedirs(scratch, exist_ok=True)
     programs = Programs(arguments.strata, os.path.join(PEERS, "quantise.log"))
-    server = fetch_peer()
-    folder = os.path.dirname(server)
-    os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [folder, os.environ.get("LD_LIBRARY_PATH", "")]))
+    is_native = arguments.peer == "native"
+    if not is_native:
+        server = fetch_peer()
+        folder = os.path.dirname(server)
+        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [folder, os.environ.get("LD_LIBRARY_PATH", "")]))
     described = programs.printed([arguments.strata, "inspect", arguments.model, "--json"])
     float_bytes = 4 * described["parameters"]
     # The input in f16 and f32, two outputs, and one of them in f32 again.
@@ -177,7 +189,7 @@ def run(arguments):
         return [arguments.strata, "quantise", source, ours, "--type", name, "--threads", threads, "--force"]
 
     def llama(name):
-        if arguments.peer == "native":
+        if is_native:
             return [os.path.join(llama_cpp(), "llama-quantize"), source, theirs, name.upper(), threads]
         here = os.path.abspath(__file__)
         lib = os.path.join(folder, "libllama.so")
@@ -204,7 +216,7 @@ def run(arguments):
             "strata_distance": distance(programs, before, ours, scratch),
             "llama_distance": distance(programs, before, theirs, scratch),
             "tensors_of_another_type": other,
-            "loaded": is_loaded(programs, server, ours),
+            "loaded": is_loaded_by_bench(programs, ours, threads) if is_native else is_loaded_by_server(programs, server, ours),
         }
         rows.append(row)
         say(
