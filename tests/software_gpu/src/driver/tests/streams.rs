@@ -33,22 +33,30 @@ fn work_waits_for_nobody_and_somebody_waits_for_work() {
     ok(cuStreamQuery(stream));
 }
 
+/// Holds a stream until the test opens the gate.
+unsafe extern "C" fn wait_for_gate(gate: *mut libc::c_void) {
+    // SAFETY: the test's gate, which lives until the stream is synchronised.
+    let gate = unsafe { &*gate.cast::<AtomicU32>() };
+    while gate.load(Ordering::SeqCst) == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_slow_operation_does_not_hold_the_caller() {
-    unsafe extern "C" fn wait(gate: *mut libc::c_void) {
-        // SAFETY: the test's gate, which lives until the stream is synchronised.
-        let gate = unsafe { &*gate.cast::<AtomicU32>() };
-        while gate.load(Ordering::SeqCst) == 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
     let mut program = Program::start(0);
     let (stream, event) = (program.stream(NON_BLOCKING), program.event());
     let (gate, a) = (AtomicU32::new(0), program.allocate_with(&[1; 64]));
     let buffer = program.page_locked(64);
     buffer.write([9; 64]);
     // SAFETY: the gate lives until the stream is synchronised.
-    ok(unsafe { cuLaunchHostFunc(stream, Some(wait), std::ptr::from_ref(&gate) as usize) });
+    ok(unsafe {
+        cuLaunchHostFunc(
+            stream,
+            Some(wait_for_gate),
+            std::ptr::from_ref(&gate) as usize,
+        )
+    });
     buffer.to_device(a, stream);
     ok(program.launch("accumulate", &[a, a], 64, stream));
     ok(cuEventRecord(event, stream));
@@ -135,11 +143,9 @@ fn a_wait_outlives_its_event() {
 
 #[test]
 fn events_tell_the_time_between_them() {
-    unsafe extern "C" fn sleep(_: *mut libc::c_void) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
     let mut program = Program::start(0);
     let stream = program.stream(NON_BLOCKING);
+    let gate = AtomicU32::new(0);
     let untimed = program.event();
     let created = software_gpu_timed_events();
     let timed = [0; 2].map(|_| timed_event(&mut program));
@@ -154,11 +160,20 @@ fn events_tell_the_time_between_them() {
     };
     assert_eq!(elapsed(timed[0], timed[1]).0, 400, "never recorded");
     ok(cuEventRecord(timed[0], stream));
-    // SAFETY: the function takes no argument.
-    ok(unsafe { cuLaunchHostFunc(stream, Some(sleep), 0) });
+    ok(cuEventSynchronize(timed[0]));
+    // SAFETY: the gate lives until the stream is synchronised.
+    ok(unsafe {
+        cuLaunchHostFunc(
+            stream,
+            Some(wait_for_gate),
+            std::ptr::from_ref(&gate) as usize,
+        )
+    });
     ok(cuEventRecord(timed[1], stream));
     ok(cuEventRecord(untimed, stream));
     assert_eq!(elapsed(timed[0], timed[1]).0, NOT_READY);
+    std::thread::sleep(Duration::from_millis(20));
+    gate.store(1, Ordering::SeqCst);
     ok(cuEventSynchronize(untimed));
     let (status, milliseconds) = elapsed(timed[0], timed[1]);
     ok(status);
