@@ -14,6 +14,7 @@ use strata::memory::CountingHeap;
 static HEAP: CountingHeap = CountingHeap;
 
 fn main() -> ExitCode {
+    commands::let_writes_fail();
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -7,6 +7,7 @@ mod bench_rates_report;
 mod contention;
 mod device;
 mod estimate;
+mod file_limit;
 mod files;
 mod generate;
 mod load;
@@ -23,6 +24,7 @@ mod trace;
 
 pub(crate) use bench::{bench, bench_config};
 pub(crate) use estimate::estimate;
+pub(crate) use file_limit::let_writes_fail;
 pub(crate) use files::{inspect, plan, synth};
 pub(crate) use generate::generate;
 pub(crate) use pull::pull;

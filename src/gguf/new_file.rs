@@ -49,6 +49,9 @@ fn what_to_do(error: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; make room and run the same command again, or choose another folder for the output"
         }
+        io::ErrorKind::FileTooLarge => {
+            "; raise the limit on the size of files (`ulimit -f`), or choose a file system that takes larger ones"
+        }
         io::ErrorKind::NotFound
         | io::ErrorKind::NotADirectory
         | io::ErrorKind::PermissionDenied

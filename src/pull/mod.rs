@@ -79,6 +79,9 @@ fn hint(error: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "; make room and run the same command again: it goes on with what has come"
         }
+        io::ErrorKind::FileTooLarge => {
+            "; raise the limit on the size of files (`ulimit -f`), or choose a file system that takes larger ones"
+        }
         io::ErrorKind::NotFound
         | io::ErrorKind::NotADirectory
         | io::ErrorKind::PermissionDenied
