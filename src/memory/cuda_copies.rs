@@ -21,6 +21,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// What the stream is given at once. What a step sends, or the host's part of a product, crosses between two pieces and
+/// need not wait for a whole group: a third of a millisecond at 25 GB/s, against the microseconds that a piece costs.
+const PIECE_BYTES: usize = 8 << 20;
+
 /// A handle; may be used from any thread. Dropping it waits for every copy.
 pub(super) struct CudaCopies {
     device: Arc<CudaDevice>,
@@ -90,12 +94,15 @@ impl CudaCopies {
         let queued = Instant::now();
         self.device.copy_waits_for(after);
         let began = self.device.copy_moment();
-        for (offset, bytes) in source.locked_and_rest(from) {
-            let pointer = source.pointer(from.part(offset, bytes));
-            let address = destination.address(to.part(offset, bytes));
-            // SAFETY: both spans were found inside their arenas, which regions in flight keep alive; the caller lends the
-            // source and the destination until the event below is complete.
-            unsafe { self.device.copy_to_device(pointer, address, bytes) };
+        for (start, length) in source.locked_and_rest(from) {
+            for offset in (start..start + length).step_by(PIECE_BYTES) {
+                let bytes = PIECE_BYTES.min(start + length - offset);
+                let pointer = source.pointer(from.part(offset, bytes));
+                let address = destination.address(to.part(offset, bytes));
+                // SAFETY: both spans were found inside their arenas, which regions in flight keep alive; the caller lends
+                // the source and the destination until the event below is complete.
+                unsafe { self.device.copy_to_device(pointer, address, bytes) };
+            }
         }
         let timed = began.zip(self.device.copy_moment());
         let ready = self.device.record_copies();

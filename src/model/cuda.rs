@@ -53,8 +53,35 @@ struct Told {
     tables: [usize; 2],
     /// Of each rope table.
     angles: [ToldAngles; ROPE_TABLES_MAX],
+    /// Numbers of the tokens whose successor is wanted, and how many they are.
+    wanted: usize,
+    wanted_count: usize,
     /// More than the position of any token.
     positions_end: usize,
+}
+
+/// Numbers that cross the link together: each thing that crosses may have to wait for a piece of a group.
+struct Parcel {
+    bytes: Vec<u8>,
+    /// Its place in the scratch.
+    start: usize,
+}
+
+impl Parcel {
+    fn at(start: usize) -> Parcel {
+        Parcel {
+            bytes: Vec::new(),
+            start,
+        }
+    }
+
+    /// Gives the offset of the numbers in the scratch.
+    fn add<T: bytemuck::NoUninit>(&mut self, numbers: &[T]) -> usize {
+        let offset = self.bytes.len().next_multiple_of(ALIGNMENT);
+        self.bytes.resize(offset, 0);
+        self.bytes.extend_from_slice(bytemuck::cast_slice(numbers));
+        self.start + offset
+    }
 }
 
 /// The angles of one rope table.
@@ -126,11 +153,13 @@ impl CudaCompute {
         self.widest_input = self.widest_input.max(columns);
     }
 
-    /// Tells the device of a step. What the step before, which may have failed, left on its way is done with first.
+    /// Tells the device of a step; `wanted` are the numbers of the tokens whose successor is. What the step before, which
+    /// may have failed, left on its way is done with first.
     pub(super) fn begin(
         &mut self,
         batch: &Batch<'_>,
         angles: &[RopeAngles],
+        wanted: &[u32],
     ) -> Result<(), StepError> {
         self.synchronise()?;
         self.used = self.vectors_end;
@@ -151,19 +180,23 @@ impl CudaCompute {
         }
         let mut told_angles = [ToldAngles::default(); ROPE_TABLES_MAX];
         assert!(angles.len() <= told_angles.len(), "{} tables", angles.len());
+        let mut parcel = Parcel::at(self.used);
         for (told, angles) in told_angles.iter_mut().zip(angles) {
-            told.offset = self.send(angles.rotations());
+            told.offset = parcel.add(angles.rotations());
             told.pairs = angles.pairs();
         }
         self.told = Told {
             width: positions.len(),
-            positions: self.send(&positions),
-            runs: self.send(&runs),
-            starts: self.send(&starts),
-            tables: [self.send(&table), self.send(&window_table)],
+            positions: parcel.add(&positions),
+            runs: parcel.add(&runs),
+            starts: parcel.add(&starts),
+            tables: [parcel.add(&table), parcel.add(&window_table)],
             angles: told_angles,
+            wanted: parcel.add(wanted),
+            wanted_count: wanted.len(),
             positions_end: positions.iter().max().map_or(0, |&last| last as usize + 1),
         };
+        self.send_parcel(&parcel);
         // Kernels that read tables which never arrived would read anywhere.
         Ok(self.device.check()?)
     }
@@ -534,24 +567,17 @@ impl CudaCompute {
         }
     }
 
-    /// Rows of `x`, `[rows, columns]`, by number.
-    pub(super) fn select(
-        &mut self,
-        x: &Values,
-        columns: usize,
-        rows: &[u32],
-    ) -> Result<Values, StepError> {
-        let indices = self.send(rows);
-        let output = self.take_values(rows.len() * columns);
-        self.device.check()?;
-        let most = rows.iter().max().map_or(0, |&row| row as usize + 1);
+    /// The rows of `x`, `[width, columns]`, of the tokens whose successor is wanted.
+    pub(super) fn wanted_rows(&mut self, x: &Values, columns: usize) -> Result<Values, StepError> {
+        let rows = self.told.wanted_count;
+        let output = self.take_values(rows * columns);
         self.kernels.gather_rows(
             self.device.compute_stream(),
             &GatherRows {
-                x: self.address_of(x, most * columns),
-                indices: self.address(indices),
+                x: self.address_of(x, self.told.width * columns),
+                indices: self.address(self.told.wanted),
                 output: self.address(output.offset),
-                rows: rows.len(),
+                rows,
                 columns,
             },
         )?;
@@ -590,6 +616,12 @@ impl CudaCompute {
         let offset = self.take(bytes.len());
         self.upload(bytes, offset);
         offset
+    }
+
+    /// Sends a parcel to the place that it was made for, which is the next one.
+    fn send_parcel(&mut self, parcel: &Parcel) {
+        let offset = self.send(&parcel.bytes);
+        assert_eq!(offset, parcel.start, "something was given the place");
     }
 
     fn upload(&mut self, bytes: &[u8], offset: usize) {

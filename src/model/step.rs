@@ -102,7 +102,7 @@ impl<'m> Step<'m> {
         // was fetched is fetched again.
         let pass = weights.pass(batch.width(), cancelled);
         if let Compute::Cuda(cuda) = &mut *compute {
-            cuda.begin(batch, &angles)?;
+            cuda.begin(batch, &angles, &last_tokens(batch))?;
         }
         Ok(Step {
             compute,
@@ -249,10 +249,9 @@ impl<'m> Step<'m> {
 
     /// The rows of `x`, `[width, columns]`, of the tokens whose successor is wanted.
     pub(super) fn last_rows(&mut self, x: &Values, columns: usize) -> Result<Values, StepError> {
-        let wanted = last_tokens(self.batch);
         match self.compute {
-            Compute::Host(_) => HostCompute::select(x, columns, &wanted),
-            Compute::Cuda(cuda) => cuda.select(x, columns, &wanted),
+            Compute::Host(_) => HostCompute::select(x, columns, &last_tokens(self.batch)),
+            Compute::Cuda(cuda) => cuda.wanted_rows(x, columns),
         }
     }
 

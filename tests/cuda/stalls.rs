@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use strata::kernels::ComputePool;
-use strata::memory::{Arena, Event, FaultControl, Faults, FaultyReader, Region, RegionCopies};
+use strata::memory::{
+    Arena, Crossing, CudaDevice, Event, FaultControl, Faults, FaultyReader, Region, RegionCopies,
+};
 use strata::metrics::Metrics;
 use strata::model::{LoadedModel, PlannedModel, places};
 use strata::placement::{Executor, ExecutorChoice, GroupId, PlanRequest, Tier};
@@ -209,6 +211,38 @@ fn a_step_creates_no_timed_event_that_the_one_before_can_lend_it() {
     assert!((2..=2 * waits).contains(&created), "{created} of {waits}");
 }
 
+/// The way from this much locked memory to as much of the device, and room of another 4 KiB on both sides.
+struct Way {
+    copies: RegionCopies,
+    host: Arc<Arena>,
+    on_gpu: Arc<Arena>,
+    source: Arc<Region>,
+    destination: Region,
+}
+
+const ROOM: usize = 4 << 10;
+
+fn way(gpu: &Arc<CudaDevice>, bytes: usize) -> Way {
+    let mut host = Arena::new("host", bytes + ROOM).unwrap();
+    // From memory that is not locked a copy is waited for.
+    assert_eq!(host.lock_pages(gpu), (bytes + ROOM, None));
+    let host = Arc::new(host);
+    let on_gpu = Arc::new(Arena::on_cuda("device", bytes + ROOM, gpu).unwrap());
+    let copies = RegionCopies::start(
+        Arc::clone(&host),
+        Arc::clone(&on_gpu),
+        None,
+        Box::new(|_| {}),
+    );
+    Way {
+        copies: copies.unwrap(),
+        source: Arc::new(Region::allocate_low(&host, bytes).unwrap()),
+        destination: Region::allocate_low(&on_gpu, bytes).unwrap(),
+        host,
+        on_gpu,
+    }
+}
+
 #[test]
 fn a_time_that_is_yet_to_come_is_not_waited_for() {
     let Some(device) = device() else { return };
@@ -218,20 +252,12 @@ fn a_time_that_is_yet_to_come_is_not_waited_for() {
     };
     let gpu = &device.gpu.device;
     let bytes = 64 << 10;
-    let mut host = Arena::new("host", bytes).unwrap();
-    // From memory that is not locked a copy is waited for.
-    assert_eq!(host.lock_pages(gpu), (bytes, None));
-    let host = Arc::new(host);
-    let on_gpu = Arc::new(Arena::on_cuda("device", bytes, gpu).unwrap());
-    let copies = RegionCopies::start(
-        Arc::clone(&host),
-        Arc::clone(&on_gpu),
-        None,
-        Box::new(|_| {}),
-    )
-    .unwrap();
-    let source = Arc::new(Region::allocate_low(&host, bytes).unwrap());
-    let destination = Region::allocate_low(&on_gpu, bytes).unwrap();
+    let Way {
+        copies,
+        source,
+        destination,
+        ..
+    } = way(gpu, bytes);
     // Half a minute.
     software.set_link_rate(2 << 10);
     let before = gpu.compute_moment().unwrap();
@@ -250,4 +276,34 @@ fn a_time_that_is_yet_to_come_is_not_waited_for() {
     );
     drop(copies);
     device.assert_nothing_reported("a copy that was held");
+}
+
+/// What a step sends while a group crosses: a group crosses in pieces.
+#[test]
+fn what_is_sent_does_not_wait_for_a_whole_group() {
+    let Some(device) = device() else { return };
+    let Some(software) = &device.software else {
+        println!("skipped: a GPU's link cannot be held");
+        return;
+    };
+    let gpu = &device.gpu.device;
+    let bytes = 24 << 20;
+    let way = way(gpu, bytes);
+    let room = Region::allocate_low(&way.host, ROOM).unwrap();
+    let mut place = Region::allocate_low(&way.on_gpu, ROOM).unwrap();
+    let mut crossing = Crossing::new(room, Arc::clone(gpu));
+    // Three seconds.
+    software.set_link_rate(8 << 20);
+    let recorded = Event::recorded();
+    let copy = way
+        .copies
+        .copy_in_order(1, way.source, way.destination, bytes, recorded);
+    let copy = copy.unwrap();
+    crossing.upload(&[7; 16], &mut place, 0);
+    assert_eq!(crossing.fetch(&place, 0, 16).unwrap(), [7; 16]);
+    assert!(!copy.ready.is_complete());
+    software.set_link_rate(0);
+    gpu.synchronise().unwrap();
+    device.assert_nothing_reported("a copy and what passed it");
+    drop(way.copies);
 }

@@ -3,7 +3,7 @@
 use crate::device::device;
 use crate::program::{Page, Program, post, wait_until_ready};
 use crate::run::root;
-use crate::trace::{Trace, Way, read_complete};
+use crate::trace::{Span, Trace, Way, read_complete};
 use serde_json::json;
 use std::collections::BTreeSet;
 
@@ -94,4 +94,33 @@ fn the_device_waits_until_the_copy_is_there_and_the_metrics_count_the_same() {
         waited > 0.0 && difference < 1e-5,
         "{waited} in the trace, {stalled} in the metrics"
     );
+}
+
+/// The device goes on with what is there, and the host multiplies by its part of the head.
+#[test]
+fn device_and_host_compute_while_a_copy_is_on_the_link() {
+    let Some(device) = device() else { return };
+    if device.software.is_none() {
+        println!("skipped: a GPU's link is too fast for groups this small");
+        return;
+    }
+    drop(device);
+    // A group takes a tenth of a second.
+    let slow = [("SOFTWARE_GPU_LINK_RATE", "512KiB")];
+    for (executor, lane) in [("device", "device"), ("auto", "CPU")] {
+        let flags = format!("--device-memory 400KiB --host-memory 4MiB --executor {executor}");
+        let (trace, _) = traced(&flags, &slow);
+        trace.check(CLOCKS_DIFFER_BY);
+        let copies = trace.of("copy");
+        let lies_within_a_copy = |span: &&Span| {
+            let contains = |copy: &&Span| copy.began <= span.began && span.ended <= copy.ended;
+            copies.iter().any(contains)
+        };
+        let computations = trace.of("computation");
+        let mut on_lane = computations.iter().filter(|span| span.lane == lane);
+        assert!(
+            on_lane.any(|span| lies_within_a_copy(&span)),
+            "{copies:#?} and {computations:#?}"
+        );
+    }
 }
