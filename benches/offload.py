@@ -47,6 +47,9 @@ BUDGETS = (25, 50, 75, 95)
 # Where storage binds whatever else is slow.
 READING_BUDGET = 25
 CAPS = (2560 * MIB, 4096 * MIB)
+# Rates that are older are measured again before a bench that predicts from them.
+RATES_SECONDS_MAX = 110
+RATES_SECONDS = 20
 # One token of llama.cpp takes seconds here; strata's generate as many.
 CAPPED_TOKENS = 8
 # Of Linux 5.14; Python's module does not name it.
@@ -108,12 +111,10 @@ class Offload:
             [programs.strata, "bench", "rates", "--help"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self.measures_rates = known.returncode == 0
-        # What the plans of this run predict from.
-        self.profile = os.path.join(PEERS, "rates.toml") if self.measures_rates else None
-        if self.profile and {"steps", "predicted"} & set(arguments.only):
-            say("  strata measures this machine")
-            rates = ["rates", self.model, "--threads", self.threads, "--out", self.profile]
-            programs.output([programs.strata, "bench", *rates])
+        # What the plans of this run predict from, where it judges predictions.
+        predicts = self.measures_rates and {"steps", "predicted"} & set(arguments.only)
+        self.profile = os.path.join(PEERS, "rates.toml") if predicts else None
+        self.profile_is_of = None
 
     def share(self, percent):
         """That much of the weights, in bytes: whole MiB."""
@@ -123,11 +124,21 @@ class Offload:
         """The command of a bench; `flags` say what it may use."""
         command = [self.programs.strata, "bench", *work.flags(), self.model, "--threads", self.threads]
         command += ["--rounds", "1", "--json", *self.arguments.strata_flags.split()]
-        if self.profile and os.path.exists(self.profile):
+        if self.profile:
             command += ["--rates", self.profile]
         return command + ["--device", "cpu"] * ("--device" not in flags) + [*flags]
 
+    def measure_rates(self):
+        """So that what is predicted now is predicted from what this machine reaches now: it drifts."""
+        if self.profile_is_of and time.monotonic() - self.profile_is_of < RATES_SECONDS_MAX:
+            return
+        rates = ["rates", self.model, "--threads", self.threads, "--seconds", str(RATES_SECONDS), "--out", self.profile]
+        self.programs.output([self.programs.strata, "bench", *rates])
+        self.profile_is_of = time.monotonic()
+
     def bench(self, work, *flags):
+        if self.profile:
+            self.measure_rates()
         figures = self.programs.figures(self.strata(work, *flags), "tokens_per_second")
         if "moved_per_step" not in figures:
             raise Problem(f"{self.programs.strata} does not say what a step moves: build it anew")
@@ -173,7 +184,7 @@ def gigabytes(rate):
 
 
 def reading(offload):
-    """{"fio": {setting: [rate]}, "strata": [rate], "how": ..}"""
+    """{"tried": {setting: [rate]}, "best": .., "fio": [rate], "strata": [rate], "how": ..}"""
 
     def measured_alone():
         profile = os.path.join(PEERS, "reading.toml")
@@ -186,19 +197,17 @@ def reading(offload):
         return moved["storage_bytes"] / moved["storage_busy_seconds"]
 
     alone = offload.measures_rates
+    # Chosen first, and compared by what it reaches afterwards: the best of many figures is the best by luck too.
+    best = str(offload.fio.best())
+    tried = {str(setting): list(rates) for setting, rates in offload.fio.rates.items()}
     answers = offload.in_turns(
         "reading",
         {
-            "fio": (offload.fio.try_all, lambda _: gigabytes(max(rates[-1] for rates in offload.fio.rates.values()))),
+            "fio": (offload.fio.measure, gigabytes),
             "strata": (measured_alone if alone else while_decoding, gigabytes),
         },
     )
-    return {
-        "fio": {str(setting): list(rates) for setting, rates in offload.fio.rates.items()},
-        "best": str(offload.fio.best()),
-        "strata": answers["strata"],
-        "how": "alone" if alone else "while decoding",
-    }
+    return {"tried": tried, "best": best, **answers, "how": "alone" if alone else "while decoding"}
 
 
 def loading(offload):

@@ -104,13 +104,13 @@ def _beside_fio(title, work, rates, setting, fio_rates, bar, notes):
 
 
 def _reading(result):
-    medians = [statistics.median(rates) for rates in result["fio"].values() if rates]
+    medians = [statistics.median(rates) for rates in result["tried"].values()]
     note = (
-        f"fio with {len(medians)} settings of size x depth: medians of {min(medians) / 1e9:.2f} to "
-        f"{max(medians) / 1e9:.2f} GB/s"
+        f"fio tried {len(medians)} settings of size x depth before, which had medians of {min(medians) / 1e9:.2f} to "
+        f"{max(medians) / 1e9:.2f} GB/s, and raced with the best of them"
     )
     work, best = f"reads of the file, {result['how']}", result["best"]
-    return _beside_fio("Reading", work, result["strata"], best, result["fio"][best], READING_BAR, [note])
+    return _beside_fio("Reading", work, result["strata"], best, result["fio"], READING_BAR, [note])
 
 
 def _loading(offload, result):

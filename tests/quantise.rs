@@ -306,7 +306,10 @@ fn without_space_nothing_is_left() {
         .arg(script)
         .arg(env!("CARGO_BIN_EXE_strata"));
     let outcome = run(limited.args([&input, &output]));
-    outcome.refusal(1, &["cannot write", "out.gguf", "File too large", "ulimit -f"]);
+    outcome.refusal(
+        1,
+        &["cannot write", "out.gguf", "File too large", "ulimit -f"],
+    );
     assert_eq!(names_in(folder.path()), ["in.gguf"]);
 }
 
