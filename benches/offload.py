@@ -47,9 +47,12 @@ BUDGETS = (25, 50, 75, 95)
 # Where storage binds whatever else is slow.
 READING_BUDGET = 25
 CAPS = (2560 * MIB, 4096 * MIB)
-# Rates that are older are measured again before a bench that predicts from them.
-RATES_SECONDS_MAX = 110
+# Rates that are older are measured anew before a bench that predicts from them; and for how long: less than `bench rates`
+# takes of itself, or a tenth of a run would become a half.
+RATES_AGE_SECONDS_MAX = 110
 RATES_SECONDS = 20
+# A turn of strata's reads: of a drive that others share, the next minute is another.
+READING_SECONDS = 10
 # One token of llama.cpp takes seconds here; strata's generate as many.
 CAPPED_TOKENS = 8
 # Of Linux 5.14; Python's module does not name it.
@@ -111,10 +114,8 @@ class Offload:
             [programs.strata, "bench", "rates", "--help"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self.measures_rates = known.returncode == 0
-        # What the plans of this run predict from, where it judges predictions.
-        predicts = self.measures_rates and {"steps", "predicted"} & set(arguments.only)
-        self.profile = os.path.join(PEERS, "rates.toml") if predicts else None
-        self.profile_is_of = None
+        # What plans predict from where predictions are judged, and when it was measured.
+        self.profile, self.measured_at = os.path.join(PEERS, "rates.toml"), None
 
     def share(self, percent):
         """That much of the weights, in bytes: whole MiB."""
@@ -124,29 +125,28 @@ class Offload:
         """The command of a bench; `flags` say what it may use."""
         command = [self.programs.strata, "bench", *work.flags(), self.model, "--threads", self.threads]
         command += ["--rounds", "1", "--json", *self.arguments.strata_flags.split()]
-        if self.profile:
-            command += ["--rates", self.profile]
         return command + ["--device", "cpu"] * ("--device" not in flags) + [*flags]
 
-    def measure_rates(self):
-        """So that what is predicted now is predicted from what this machine reaches now: it drifts."""
-        if self.profile_is_of and time.monotonic() - self.profile_is_of < RATES_SECONDS_MAX:
-            return
-        rates = ["rates", self.model, "--threads", self.threads, "--seconds", str(RATES_SECONDS), "--out", self.profile]
-        self.programs.output([self.programs.strata, "bench", *rates])
-        self.profile_is_of = time.monotonic()
+    def by_rates(self):
+        """Flags of a bench whose prediction is judged. A machine that others share drifts: where its rates are old, they
+        are measured anew."""
+        if not self.measures_rates:
+            return []
+        if not self.measured_at or time.monotonic() - self.measured_at > RATES_AGE_SECONDS_MAX:
+            rates = ["rates", self.model, "--threads", self.threads, "--seconds", str(RATES_SECONDS)]
+            self.programs.output([self.programs.strata, "bench", *rates, "--out", self.profile])
+            self.measured_at = time.monotonic()
+        return ["--rates", self.profile]
 
     def bench(self, work, *flags):
-        if self.profile:
-            self.measure_rates()
         figures = self.programs.figures(self.strata(work, *flags), "tokens_per_second")
         if "moved_per_step" not in figures:
             raise Problem(f"{self.programs.strata} does not say what a step moves: build it anew")
         return figures
 
-    def within(self, work, percent):
+    def within(self, work, percent, *flags):
         """With memory for a part of the weights."""
-        return self.bench(work, "--host-memory", size(self.share(percent)))
+        return self.bench(work, "--host-memory", size(self.share(percent)), *flags)
 
     def require_memory(self):
         """The bytes for all weights and what is beside them."""
@@ -158,9 +158,9 @@ class Offload:
             )
         return needed
 
-    def resident(self, work):
+    def resident(self, work, *flags):
         """With all weights in memory, in huge pages."""
-        return self.bench(work, "--copy", "--host-memory", size(self.require_memory()))
+        return self.bench(work, "--copy", "--host-memory", size(self.require_memory()), *flags)
 
     def in_turns(self, what, asked):
         """{name: [answer of each round]}; `asked` is {name: (function, how an answer is shown)}."""
@@ -188,8 +188,8 @@ def reading(offload):
 
     def measured_alone():
         profile = os.path.join(PEERS, "reading.toml")
-        rates = ["rates", offload.model, "--threads", offload.threads, "--only", "storage", "--out", profile, "--json"]
-        printed = offload.programs.printed([offload.programs.strata, "bench", *rates])
+        rates = ["rates", offload.model, "--threads", offload.threads, "--only", "storage", "--seconds", str(READING_SECONDS)]
+        printed = offload.programs.printed([offload.programs.strata, "bench", *rates, "--out", profile, "--json"])
         return printed["storage"]["engine"]["bytes_per_second"]
 
     def while_decoding():
@@ -245,10 +245,13 @@ def steps(offload):
 
         asked = {
             "fio": (offload.fio.measure, gigabytes),
-            "resident": (lambda work=work: offload.resident(work), milliseconds),
+            "resident": (lambda work=work: offload.resident(work, *offload.by_rates()), milliseconds),
         }
         for percent in offload.budgets:
-            asked[f"{percent} %"] = (lambda work=work, percent=percent: offload.within(work, percent), milliseconds)
+            asked[f"{percent} %"] = (
+                lambda work=work, percent=percent: offload.within(work, percent, *offload.by_rates()),
+                milliseconds,
+            )
         results[work.name] = offload.in_turns(work.shown, asked)
     return results
 
@@ -320,7 +323,7 @@ def forget(path):
 
 def predicted(offload):
     """{name: [figures]} on the emulated device; the steps of the CPU are those of `steps`."""
-    first = offload.within(offload.works[0], offload.budgets[-1])
+    first = offload.within(offload.works[0], offload.budgets[-1], *offload.by_rates())
     if "predicted_step_seconds" not in first:
         say("  this strata prints no predicted_step_seconds: nothing to compare")
         return {}
@@ -333,7 +336,7 @@ def predicted(offload):
             asked = {}
             for work in works:
                 asked[work.name] = (
-                    lambda work=work, flags=flags: offload.bench(work, *flags),
+                    lambda work=work, flags=flags: offload.bench(work, *flags, *offload.by_rates()),
                     lambda figures, work=work: f"{1e3 * work.seconds(figures):.0f} ms",
                 )
             answers = offload.in_turns(f"link of {rate} GB/s, device {device} %, host {host} %", asked)

@@ -206,13 +206,13 @@ def _capped(results):
     )
 
 
-def _bound(figures, seconds):
+def _bound(figures):
     """What a step was busy with for longest."""
     moved = figures["moved_per_step"]
     busy = {
         "storage": moved["storage_busy_seconds"],
         "link": moved["link_busy_seconds"],
-        "computing": seconds - moved["stall_seconds"],
+        "computing": figures["step_seconds"] - moved["stall_seconds"],
     }
     return max(busy, key=busy.get)
 
@@ -229,27 +229,34 @@ def _predicted(offload, results):
     for name, (work, figures) in measured.items():
         if not all("predicted_step_seconds" in one for one in figures):
             continue
-        # Of a prompt's steps, which the plan may have made narrower than the prompt.
-        steps = figures[0]["steps_per_round"] if work.kind == "prompt" else 1
-        seconds = statistics.median(map(work.seconds, figures)) / steps
-        predicted = statistics.median(one["predicted_step_seconds"] for one in figures)
-        bound = _bound(figures[0], seconds)
+        # Of all steps of a prompt: from newer rates the plan may have made them of another width. So each prediction is
+        # held against what was measured right after it.
+        taken = list(map(work.seconds, figures))
+        predictions = [
+            one["predicted_step_seconds"] * (one["steps_per_round"] if work.kind == "prompt" else 1) for one in figures
+        ]
+        seconds, predicted = statistics.median(taken), statistics.median(predictions)
+        bound = _bound(figures[0])
         bar = STORAGE_PREDICTION_BAR if bound == "storage" else PREDICTION_BAR
-        error = predicted / seconds - 1
+        error = statistics.median(one / other - 1 for one, other in zip(predictions, taken))
         line = {"work": name, "bound": bound, "predicted_seconds": predicted, "seconds": seconds, "error": error}
         lines.append({**line, "bar": bar, "met": abs(error) <= bar})
     notes = ["the strata that was measured prints no prediction"]
     if lines:
         median = statistics.median(abs(line["error"]) for line in lines)
         met = "met" if median <= PREDICTION_BAR else "not met"
-        notes = [f"median of the errors: {100 * median:.0f} %; bar {100 * PREDICTION_BAR:.0f} %, {met}"]
+        notes = [
+            f"median of the errors: {100 * median:.0f} %; bar {100 * PREDICTION_BAR:.0f} %, {met}",
+            "a step of all sequences, or all steps of a prompt; an error is the median of those of the rounds, each of a "
+            "prediction from rates that were less than two minutes old",
+        ]
     return Table(
         "Predicted beside achieved",
         (
             ("work", lambda line: line["work"]),
             ("bound by", lambda line: line["bound"]),
             ("predicted", lambda line: f"{1e3 * line['predicted_seconds']:.0f} ms"),
-            ("step", lambda line: f"{1e3 * line['seconds']:.0f} ms"),
+            ("took", lambda line: f"{1e3 * line['seconds']:.0f} ms"),
             ("error", lambda line: f"{100 * line['error']:+.0f} %"),
             ("bar", lambda line: f"{100 * line['bar']:.0f} %"),
             ("met", _met),
@@ -273,15 +280,16 @@ def _tables(offload, results):
 
 def about(arguments, offload, facts):
     """What the figures are of, as lines."""
-    best = offload.fio.rates[offload.fio.best()]
     today = datetime.date.today().isoformat()
     lines = [
         f"{today}; {processor()}; Linux {platform.release()}",
         f"{facts['strata']}; {facts['fio']}; llama.cpp: the sources in {LLAMA[0]} {LLAMA[1]}, built for this machine",
         f"{os.path.basename(offload.model)}, {facts['weight_bytes'] / 1e9:.2f} GB of weights; {arguments.threads} threads",
         f"medians of {arguments.rounds} rounds",
-        f"fio, {offload.fio.best()}: {min(best) / 1e9:.2f} to {max(best) / 1e9:.2f} GB/s over the whole run",
     ]
+    if any(offload.fio.rates.values()):
+        best = offload.fio.rates[offload.fio.best()]
+        lines.append(f"fio, {offload.fio.best()}: {min(best) / 1e9:.2f} to {max(best) / 1e9:.2f} GB/s over the whole run")
     return lines + ["a quick run, to see that all of it works: its figures say little"] * arguments.quick
 
 

@@ -48,6 +48,8 @@ pub struct Faults {
     pub shrunk_to: Option<u64>,
     /// Nothing completes while this is set.
     pub held: bool,
+    /// A read that covers one of these file offsets does not complete, nor does any that was submitted after it.
+    pub held_at: Vec<u64>,
     /// Reads fail with ESTALE until a file is opened again.
     pub stale: bool,
 }
@@ -79,6 +81,8 @@ struct Shared {
 struct State {
     faults: Faults,
     woken: bool,
+    /// A read has come to be held.
+    holds: bool,
     submitted: u64,
     completed: u64,
 }
@@ -100,6 +104,20 @@ impl FaultControl {
         while state.submitted < reads {
             state = self.wait(state);
         }
+    }
+
+    /// Waits until a read is held, for no longer than this; whether one is.
+    pub fn wait_until_held(&self, patience: Duration) -> bool {
+        let until = Instant::now() + patience;
+        let mut state = self.lock();
+        while !state.holds {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            state = self.wait_for(state, left);
+        }
+        true
     }
 
     pub fn submitted(&self) -> u64 {
@@ -192,6 +210,16 @@ impl FaultyReader {
     /// Where a read begins among all files.
     fn offset_of(&self, read: &BlockRead) -> u64 {
         self.files[read.file].base + read.file_offset
+    }
+
+    /// Whether the read that is next to complete does not.
+    fn is_held(&self, faults: &Faults) -> bool {
+        let next = self.in_flight.first().map(|read| {
+            let begin = self.offset_of(read);
+            begin..begin + read.buffer.span().bytes as u64
+        });
+        let is_within = |offset: &u64| next.as_ref().is_some_and(|next| next.contains(offset));
+        faults.held || faults.held_at.iter().any(is_within)
     }
 
     /// Ends one read under `faults`; `broken_once` and `flipped_once` lose the offsets that it met.
@@ -312,7 +340,11 @@ impl BlockReader for FaultyReader {
         let control = self.control.clone();
         let until = timeout.map(|timeout| Instant::now() + timeout);
         let mut state = control.lock();
-        while !state.woken && (self.in_flight.is_empty() || state.faults.held) {
+        while !state.woken && (self.in_flight.is_empty() || self.is_held(&state.faults)) {
+            if !self.in_flight.is_empty() && !state.holds {
+                state.holds = true;
+                control.0.changed.notify_all();
+            }
             let Some(until) = until else {
                 state = control.wait(state);
                 continue;
@@ -324,9 +356,10 @@ impl BlockReader for FaultyReader {
             state = control.wait_for(state, left);
         }
         state.woken = false;
-        if self.in_flight.is_empty() || state.faults.held {
+        if self.in_flight.is_empty() || self.is_held(&state.faults) {
             return;
         }
+        state.holds = false;
         let before = state.faults.clone();
         drop(state);
         let mut faults = before.clone();

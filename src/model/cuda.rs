@@ -53,7 +53,7 @@ struct Told {
     tables: [usize; 2],
     /// Of each rope table.
     angles: [ToldAngles; ROPE_TABLES_MAX],
-    /// Numbers of the tokens whose successor is wanted, and how many they are.
+    /// The places in the step of the tokens whose successor is wanted, and how many they are.
     wanted: usize,
     wanted_count: usize,
     /// More than the position of any token.
@@ -153,8 +153,8 @@ impl CudaCompute {
         self.widest_input = self.widest_input.max(columns);
     }
 
-    /// Tells the device of a step; `wanted` are the numbers of the tokens whose successor is. What the step before, which
-    /// may have failed, left on its way is done with first.
+    /// Tells the device of a step; `wanted` are the places in it of the tokens whose successor is wanted. What the step
+    /// before, which may have failed, left on its way is done with first.
     pub(super) fn begin(
         &mut self,
         batch: &Batch<'_>,
@@ -222,15 +222,16 @@ impl CudaCompute {
             true => &[],
             false => &rows.bytes[..],
         };
-        let stored = self.send(sent);
-        let here = self.address(stored).value();
+        let mut parcel = Parcel::at(self.used);
+        let here = self.address(parcel.add(sent)).value();
         let mut addresses: Vec<u64> = (0..count as u64)
             .map(|row| here + row * row_bytes as u64)
             .collect();
         for &(row, address) in &rows.on_device {
             addresses[row] = address.value();
         }
-        let addresses = self.send(&addresses);
+        let addresses = parcel.add(&addresses);
+        self.send_parcel(&parcel);
         let output = self.take_values(count * matrix.columns);
         self.device.check()?;
         self.kernels.dequantise_rows(
@@ -610,18 +611,11 @@ impl CudaCompute {
         }
     }
 
-    /// Sends numbers to a place of their own; gives its offset.
-    fn send<T: bytemuck::NoUninit>(&mut self, numbers: &[T]) -> usize {
-        let bytes = bytemuck::cast_slice(numbers);
-        let offset = self.take(bytes.len());
-        self.upload(bytes, offset);
-        offset
-    }
-
     /// Sends a parcel to the place that it was made for, which is the next one.
     fn send_parcel(&mut self, parcel: &Parcel) {
-        let offset = self.send(&parcel.bytes);
+        let offset = self.take(parcel.bytes.len());
         assert_eq!(offset, parcel.start, "something was given the place");
+        self.upload(&parcel.bytes, offset);
     }
 
     fn upload(&mut self, bytes: &[u8], offset: usize) {

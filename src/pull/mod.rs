@@ -80,7 +80,8 @@ fn hint(error: &io::Error) -> &'static str {
             "; make room and run the same command again: it goes on with what has come"
         }
         io::ErrorKind::FileTooLarge => {
-            "; raise the limit on the size of files (`ulimit -f`), or choose a file system that takes larger ones"
+            "; raise the limit on the size of files (`ulimit -f`) and run the same command again, which goes on with what has \
+             come, or choose a file system that takes larger ones with --output"
         }
         io::ErrorKind::NotFound
         | io::ErrorKind::NotADirectory

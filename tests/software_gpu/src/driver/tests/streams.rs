@@ -33,12 +33,34 @@ fn work_waits_for_nobody_and_somebody_waits_for_work() {
     ok(cuStreamQuery(stream));
 }
 
-/// Holds a stream until the test opens the gate.
-unsafe extern "C" fn wait_for_gate(gate: *mut libc::c_void) {
-    // SAFETY: the test's gate, which lives until the stream is synchronised.
-    let gate = unsafe { &*gate.cast::<AtomicU32>() };
-    while gate.load(Ordering::SeqCst) == 0 {
-        std::thread::sleep(Duration::from_millis(1));
+/// Holds a stream until it is opened, which it is at the latest when it is dropped. A test has it after its program, which
+/// waits for its streams.
+struct Gate(&'static AtomicU32);
+
+impl Gate {
+    /// Holds what the stream is given from now on.
+    fn hold(stream: usize) -> Gate {
+        unsafe extern "C" fn wait(open: *mut libc::c_void) {
+            // SAFETY: the gate's number, which lives for ever.
+            let open = unsafe { &*open.cast::<AtomicU32>() };
+            while open.load(Ordering::SeqCst) == 0 {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        let open: &'static AtomicU32 = Box::leak(Box::default());
+        // SAFETY: the function is given what it takes.
+        ok(unsafe { cuLaunchHostFunc(stream, Some(wait), std::ptr::from_ref(open) as usize) });
+        Gate(open)
+    }
+
+    fn open(&self) {
+        self.0.store(1, Ordering::SeqCst);
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.open();
     }
 }
 
@@ -46,23 +68,16 @@ unsafe extern "C" fn wait_for_gate(gate: *mut libc::c_void) {
 fn a_slow_operation_does_not_hold_the_caller() {
     let mut program = Program::start(0);
     let (stream, event) = (program.stream(NON_BLOCKING), program.event());
-    let (gate, a) = (AtomicU32::new(0), program.allocate_with(&[1; 64]));
+    let a = program.allocate_with(&[1; 64]);
     let buffer = program.page_locked(64);
     buffer.write([9; 64]);
-    // SAFETY: the gate lives until the stream is synchronised.
-    ok(unsafe {
-        cuLaunchHostFunc(
-            stream,
-            Some(wait_for_gate),
-            std::ptr::from_ref(&gate) as usize,
-        )
-    });
+    let gate = Gate::hold(stream);
     buffer.to_device(a, stream);
     ok(program.launch("accumulate", &[a, a], 64, stream));
     ok(cuEventRecord(event, stream));
     assert_eq!(cuEventQuery(event), NOT_READY);
     assert_eq!(cuStreamQuery(stream), NOT_READY);
-    gate.store(1, Ordering::SeqCst);
+    gate.open();
     ok(cuStreamSynchronize(stream));
     assert_eq!(program.read(a, 1), [36]);
     expect_no_report();
@@ -145,7 +160,6 @@ fn a_wait_outlives_its_event() {
 fn events_tell_the_time_between_them() {
     let mut program = Program::start(0);
     let stream = program.stream(NON_BLOCKING);
-    let gate = AtomicU32::new(0);
     let untimed = program.event();
     let created = software_gpu_timed_events();
     let timed = [0; 2].map(|_| timed_event(&mut program));
@@ -161,19 +175,12 @@ fn events_tell_the_time_between_them() {
     assert_eq!(elapsed(timed[0], timed[1]).0, 400, "never recorded");
     ok(cuEventRecord(timed[0], stream));
     ok(cuEventSynchronize(timed[0]));
-    // SAFETY: the gate lives until the stream is synchronised.
-    ok(unsafe {
-        cuLaunchHostFunc(
-            stream,
-            Some(wait_for_gate),
-            std::ptr::from_ref(&gate) as usize,
-        )
-    });
+    let gate = Gate::hold(stream);
     ok(cuEventRecord(timed[1], stream));
     ok(cuEventRecord(untimed, stream));
     assert_eq!(elapsed(timed[0], timed[1]).0, NOT_READY);
     std::thread::sleep(Duration::from_millis(20));
-    gate.store(1, Ordering::SeqCst);
+    gate.open();
     ok(cuEventSynchronize(untimed));
     let (status, milliseconds) = elapsed(timed[0], timed[1]);
     ok(status);
