@@ -119,7 +119,7 @@ fn device_and_host_compute_while_a_copy_is_on_the_link() {
         let computations = trace.of("computation");
         let mut on_lane = computations.iter().filter(|span| span.lane == lane);
         assert!(
-            on_lane.any(|span| lies_within_a_copy(&span)),
+            on_lane.any(lies_within_a_copy),
             "{copies:#?} and {computations:#?}"
         );
     }
