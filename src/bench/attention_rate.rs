@@ -1,6 +1,6 @@
 //! How fast the host's attention reads the KV cache for one token, and how fast it computes for the chunk of a prompt.
 
-use super::rounds::median;
+use super::rounds::usual_seconds;
 use crate::kernels::{AttentionRun, AttentionShape, ComputePool, PAGE_TOKENS, PageView, attention};
 use crate::memory::{Arena, MemoryError, Region};
 use crate::placement::AttentionRates;
@@ -76,14 +76,14 @@ pub fn attention_rates(
     })
 }
 
-/// The median of the seconds that `run` gives in `time`; at least two count.
+/// The usual of the seconds that `run` gives in `time`; at least two count.
 fn samples(time: Duration, mut run: impl FnMut() -> f64) -> f64 {
     let began = Instant::now();
     let mut seconds = Vec::new();
     while seconds.len() < 2 || began.elapsed() < time {
         seconds.push(run());
     }
-    median(&seconds).max(f64::MIN_POSITIVE)
+    usual_seconds(&seconds).max(f64::MIN_POSITIVE)
 }
 
 /// Two multiplications and two additions for each pair of positions, element and head; none for positions that come

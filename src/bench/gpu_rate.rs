@@ -1,7 +1,7 @@
 //! How fast a GPU reads weights and computes with them, by the kernels that serve.
 
 use super::copy_rate::{CopyRate, CopyRateError};
-use super::product_rate::{COLUMNS, ROWS_MAX};
+use super::product_rate::{COLUMNS, ROWS};
 use super::rounds::median;
 use crate::gguf::TensorType;
 use crate::kernels::cuda::{
@@ -76,7 +76,7 @@ struct Products<'a> {
     weights: &'a [Region],
     /// The region and the place in it where the next matrix is taken.
     next: (usize, usize),
-    /// f32 `[TOKENS, COLUMNS]`, all 0; their 8-bit form; f32 `[TOKENS, ROWS_MAX]`.
+    /// f32 `[TOKENS, COLUMNS]`, all 0; their 8-bit form; f32 `[TOKENS, ROWS]`.
     input: Region,
     quantised: Region,
     output: Region,
@@ -87,7 +87,7 @@ impl<'a> Products<'a> {
         let kernels = CudaKernels::load(gpu.context())?;
         let form = InputForm::of(KIND);
         let quantised = quantised_input_bytes(form, COLUMNS, TOKENS) as usize;
-        let (input, output) = (4 * TOKENS * COLUMNS, 4 * TOKENS * ROWS_MAX);
+        let (input, output) = (4 * TOKENS * COLUMNS, 4 * TOKENS * ROWS);
         let slack = 3 * crate::memory::SPAN_ALIGNMENT;
         let arena = Arena::on_cuda("device", input + quantised + output + slack, gpu)?;
         let arena = Arc::new(arena);
@@ -112,7 +112,7 @@ impl<'a> Products<'a> {
     /// Bytes of weights per second with so many tokens, measured for about `time`.
     fn rate(&mut self, tokens: usize, time: Duration) -> Result<f64, GpuRateError> {
         let shortest = self.weights.iter().map(Region::bytes_total).min();
-        let rows_max = (shortest.unwrap_or(0) / matrix_bytes(1)).min(ROWS_MAX);
+        let rows_max = (shortest.unwrap_or(0) / matrix_bytes(1)).min(ROWS);
         // As long as a model's matrices, and as many of them as make a time that can be measured; on a device that
         // computes slowly, less.
         let mut round = Round {

@@ -195,6 +195,21 @@ pub fn median(rates: &[f64]) -> f64 {
     }
 }
 
+/// What took so many times what is usual had lost its processor to something else.
+const INTERRUPTED: f64 = 4.0;
+
+/// What a step of many such parts takes of each: the mean, for a machine is faster and slower by turns; but for parts that
+/// were interrupted, of which a few would stand for more than their time.
+pub(super) fn usual_seconds(samples: &[f64]) -> f64 {
+    let most = INTERRUPTED * median(samples);
+    let usual: Vec<f64> = samples
+        .iter()
+        .copied()
+        .filter(|seconds| *seconds <= most)
+        .collect();
+    usual.iter().sum::<f64>() / usual.len().max(1) as f64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -411,5 +426,11 @@ mod tests {
         assert_eq!(median(&[]), 0.0);
         assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
         assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+    }
+
+    #[test]
+    fn slow_times_count_and_interruptions_do_not() {
+        assert_eq!(usual_seconds(&[1.0, 1.0, 1.0, 2.0, 100.0]), 1.25);
+        assert_eq!(usual_seconds(&[]), 0.0);
     }
 }

@@ -101,9 +101,13 @@ const WAYS: [(Rung, u32, usize); 27] = [
 
 /// Tokens at once that products are measured with.
 const WIDTHS: [u32; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512];
-/// Of one type and width.
-const PRODUCT_SECONDS_MAX: f64 = 0.4;
-const PRODUCT_SECONDS_MIN: f64 = 0.004;
+/// A type of the model has the time of so many others: it is what plans are made from.
+const MODEL_TYPE_WEIGHT: f64 = 6.0;
+/// Rounds over the widths: of a type of the model, in all of the time, for the machine is faster and slower by turns; and of
+/// another.
+const MODEL_TYPE_ROUNDS: u32 = 10;
+const OTHER_TYPE_ROUNDS: u32 = 3;
+const TYPE_SECONDS_MIN: f64 = 0.04;
 /// Weight types after those of the model, those first that people use most.
 const TYPES: [TensorType; 13] = [
     TensorType::Q4K,
@@ -437,16 +441,19 @@ impl Run<'_> {
         Ok(rates)
     }
 
-    /// Of the model's types first, then of the others while there is time.
+    /// Of the model's types all the time, and of the others in between.
     fn products(
         &mut self,
         pool: &ComputePool,
         of_model: &[TensorType],
         time: Duration,
     ) -> anyhow::Result<Vec<TypeFindings>> {
-        let others = TYPES.into_iter().filter(|kind| !of_model.contains(kind));
-        let types: Vec<TensorType> = of_model.iter().copied().chain(others).collect();
-        self.progress.part("products", types.len());
+        let others: Vec<TensorType> = TYPES
+            .into_iter()
+            .filter(|kind| !of_model.contains(kind))
+            .collect();
+        self.progress
+            .part("products", of_model.len() + others.len());
         let began = Instant::now();
         let mut products = ProductRates::new(self.bytes as usize)?;
         if self.bytes < PLAIN_BYTES {
@@ -455,48 +462,78 @@ impl Run<'_> {
                 self.bytes >> 20
             ));
         }
+        let weight_of_model = MODEL_TYPE_WEIGHT * of_model.len() as f64;
+        let for_one = time.as_secs_f64() / (weight_of_model + others.len() as f64);
+        let round = |seconds: f64, rounds: u32| {
+            // The first products, before the rounds, take as long as one.
+            Duration::from_secs_f64(seconds.max(TYPE_SECONDS_MIN) / f64::from(rounds + 1))
+        };
+        let begun = |products: &mut ProductRates, kind, seconds, rounds| {
+            products.of(kind, &WIDTHS, pool, round(seconds, rounds))
+        };
+        self.progress.begin("types of the model");
+        let mut of_model: Vec<(TensorType, OfType)> = of_model
+            .iter()
+            .map(|&kind| {
+                let seconds = MODEL_TYPE_WEIGHT * for_one;
+                let of_type = begun(&mut products, kind, seconds, MODEL_TYPE_ROUNDS);
+                (kind, of_type)
+            })
+            .collect();
         let mut findings = Vec::new();
         let mut left_out = Vec::new();
-        for (index, &kind) in types.iter().enumerate() {
-            let left = time.saturating_sub(began.elapsed());
-            if left.is_zero() && index > 0 {
-                left_out.push(kind.name());
-                continue;
+        let parts = others.len().max(1);
+        for part in 0..parts {
+            if let Some(&kind) = others.get(part) {
+                if began.elapsed() < time {
+                    self.progress.begin(kind.name());
+                    let mut of_type = begun(&mut products, kind, for_one, OTHER_TYPE_ROUNDS);
+                    for _ in 0..OTHER_TYPE_ROUNDS {
+                        products.round(&mut of_type, pool);
+                    }
+                    findings.push(self.found(kind, &of_type));
+                } else {
+                    left_out.push(kind.name());
+                }
             }
-            self.progress.begin(kind.name());
-            let points = (types.len() - index) * WIDTHS.len();
-            let seconds = (left.as_secs_f64() / points as f64)
-                .clamp(PRODUCT_SECONDS_MIN, PRODUCT_SECONDS_MAX);
-            let each = Duration::from_secs_f64(seconds);
-            let found = TypeFindings {
-                kind,
-                rates: of_widths(products.of(kind, pool), each),
-            };
-            self.progress.end(&found.in_words());
-            findings.push(found);
+            let until = time.mul_f64((part + 1) as f64 / parts as f64);
+            let mut is_first = part == 0;
+            while !of_model.is_empty() && (is_first || began.elapsed() < until) {
+                self.progress.begin("types of the model");
+                for (_, of_type) in &mut of_model {
+                    products.round(of_type, pool);
+                }
+                is_first = false;
+            }
         }
+        let of_model = of_model
+            .iter()
+            .map(|(kind, of_type)| self.found(*kind, of_type));
+        let mut all: Vec<TypeFindings> = of_model.collect();
+        all.append(&mut findings);
         if !left_out.is_empty() {
             self.notes.push(format!(
                 "there was no time for products with {}; give more --seconds",
                 left_out.join(", ")
             ));
         }
-        Ok(findings)
+        Ok(all)
     }
-}
 
-fn of_widths(mut of_type: OfType<'_>, each: Duration) -> Vec<ProductRate> {
-    let mut rates = Vec::new();
-    for width in WIDTHS {
-        let Some(rate) = of_type.measure(width, each) else {
-            break;
-        };
-        rates.push(ProductRate {
+    fn found(&mut self, kind: TensorType, of_type: &OfType) -> TypeFindings {
+        let rates = WIDTHS.into_iter().zip(of_type.rates());
+        let rates = rates.map(|(width, rate)| ProductRate {
             width,
             bytes_per_second: rounded(rate),
         });
+        let found = TypeFindings {
+            kind,
+            rates: rates.collect(),
+        };
+        self.progress.begin(kind.name());
+        self.progress.end(&found.in_words());
+        found
     }
-    rates
 }
 
 /// The engine's way first.
