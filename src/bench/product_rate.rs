@@ -26,6 +26,8 @@ pub struct ProductRates {
     weights: Region,
     /// The matrix that comes next, counted in bytes: one after the other, whatever their size.
     next: usize,
+    /// `[tokens, COLUMNS]` for the most tokens so far: what fewer have is the begin of it.
+    input: Vec<f32>,
 }
 
 /// The products of one weight type, at some widths.
@@ -38,14 +40,35 @@ pub struct OfType {
 struct AtWidth {
     tokens: usize,
     rows: usize,
-    x: Vec<f32>,
     out: Vec<f32>,
     /// What its products may take of a round.
     seconds: f64,
-    /// Seconds of a product with `ROWS` rows.
-    samples: Vec<f64>,
-    /// The only sample is the first product, which also paid for the pages of its output.
-    is_cold: bool,
+    /// Of each round: seconds of a product with `ROWS` rows.
+    rounds: Vec<f64>,
+}
+
+/// Where the time of a product goes, in seconds.
+#[derive(Clone, Copy)]
+struct Timing {
+    /// Making the forms of the input that the weights need.
+    input: f64,
+    /// Multiplying by a row of weights.
+    row: f64,
+}
+
+impl Timing {
+    /// With so many rows.
+    fn seconds(self, rows: usize) -> f64 {
+        self.input + self.row * rows as f64
+    }
+
+    /// With so many times the tokens: all is done for each of them, or less.
+    fn times(self, factor: f64) -> Timing {
+        Timing {
+            input: factor * self.input,
+            row: factor * self.row,
+        }
+    }
 }
 
 impl ProductRates {
@@ -57,7 +80,11 @@ impl ProductRates {
         let arena = Arc::new(Arena::new("host", bytes)?);
         let mut weights = Region::allocate_low(&arena, bytes)?;
         fill(weights.bytes_mut());
-        Ok(ProductRates { weights, next: 0 })
+        Ok(ProductRates {
+            weights,
+            next: 0,
+            input: Vec::new(),
+        })
     }
 
     /// Begins with a type, at widths that ascend, whose rounds are to take about `round`: one product of each. The widths
@@ -73,70 +100,58 @@ impl ProductRates {
             kind,
             widths: Vec::new(),
         };
-        // For a row and a token, at the width before: what the next takes at most, about.
-        let mut seconds_per_row = None;
+        let Some(&first) = widths.first() else {
+            return of_type;
+        };
+        let rows_max = self.rows_max(kind);
+        // Few rows, for nothing is known yet.
+        let mut before = AtWidth::new(first, ROWS_MIN.min(rows_max), 0.0);
+        let mut timing = self.best_of_two(kind, &mut before, pool);
         for (&width, seconds) in widths.iter().zip(parts_of_round(widths, round)) {
-            let tokens = width as usize;
-            let expected = seconds_per_row.map(|of_one| of_one * tokens as f64);
-            let Some(rows) = self.rows(kind, expected, seconds) else {
+            let expected = timing.times(f64::from(width) / before.tokens as f64);
+            let Some(rows) = rows(rows_max, expected, seconds) else {
                 break;
             };
-            let mut at = AtWidth {
-                tokens,
-                rows,
-                x: (0..tokens * COLUMNS)
-                    .map(|i| (i % 17) as f32 - 8.0)
-                    .collect(),
-                out: vec![0.0; tokens * rows],
-                seconds,
-                samples: Vec::new(),
-                is_cold: true,
-            };
-            let first = self.product(kind, &mut at, pool);
-            at.samples.push(first);
-            seconds_per_row = Some(first / (ROWS * tokens) as f64);
+            let mut at = AtWidth::new(width, rows, seconds);
+            timing = self.best_of_two(kind, &mut at, pool);
+            before.tokens = at.tokens;
             of_type.widths.push(at);
         }
         of_type
     }
 
     /// Times products of all widths in turn: what slows the machine for a while slows them all alike, and what a plan needs
-    /// is which of them is the better.
+    /// is which of them is the better. One figure a round of each, whether many products fit into its part or one.
     pub fn round(&mut self, of_type: &mut OfType, pool: &ComputePool) {
         for at in &mut of_type.widths {
             let began = Instant::now();
-            loop {
-                let seconds = self.product(of_type.kind, at, pool);
-                if std::mem::take(&mut at.is_cold) {
-                    at.samples.clear();
-                }
-                at.samples.push(seconds);
-                // Another one would often be beyond it.
-                if began.elapsed().as_secs_f64() > at.seconds / 2.0 {
-                    break;
-                }
+            let mut products = Vec::new();
+            // Another one would often be beyond its part.
+            while products.is_empty() || began.elapsed().as_secs_f64() < at.seconds / 2.0 {
+                products.push(self.product(of_type.kind, at, pool).seconds(ROWS));
             }
+            at.rounds.push(usual_seconds(&products));
         }
     }
 
-    /// The rows of a matrix whose product takes no longer than `seconds`, of which each row is expected to take so many.
-    /// `None`: it would take much longer.
-    fn rows(&self, kind: TensorType, expected_of_row: Option<f64>, seconds: f64) -> Option<usize> {
-        let row_bytes = kind.row_bytes(COLUMNS as u64)? as usize;
-        let mut rows = (self.weights.bytes().len() / row_bytes / MATRICES_MIN).min(ROWS);
-        if let Some(of_row) = expected_of_row {
-            while rows >= 2 * ROWS_MIN && of_row * rows as f64 > seconds {
-                rows /= 2;
-            }
-            if of_row * rows as f64 > OVERRUN_MAX * seconds {
-                return None;
-            }
-        }
-        (rows > 0).then_some(rows)
+    /// The most rows of a matrix.
+    fn rows_max(&self, kind: TensorType) -> usize {
+        let row_bytes = kind.row_bytes(COLUMNS as u64).unwrap_or(u64::MAX);
+        let in_all = self.weights.bytes().len() as u64 / row_bytes;
+        (in_all as usize / MATRICES_MIN).min(ROWS)
     }
 
-    /// Times one product: the seconds that one with `ROWS` rows takes, of which making the input is the same.
-    fn product(&mut self, kind: TensorType, at: &mut AtWidth, pool: &ComputePool) -> f64 {
+    /// Of a width that is new: the first product also pays for the pages of its output, and either may be interrupted.
+    fn best_of_two(&mut self, kind: TensorType, at: &mut AtWidth, pool: &ComputePool) -> Timing {
+        let [first, second] = [(); 2].map(|()| self.product(kind, at, pool));
+        match first.seconds(at.rows) < second.seconds(at.rows) {
+            true => first,
+            false => second,
+        }
+    }
+
+    /// Times one product.
+    fn product(&mut self, kind: TensorType, at: &mut AtWidth, pool: &ComputePool) -> Timing {
         let all = self.weights.bytes();
         let bytes = kind.row_bytes(COLUMNS as u64).unwrap_or(0) as usize * at.rows;
         if self.next + bytes > all.len() {
@@ -144,9 +159,14 @@ impl ProductRates {
         }
         let weight = MatrixView::new(kind, at.rows, COLUMNS, &all[self.next..][..bytes]);
         self.next += bytes;
+        let values = at.tokens * COLUMNS;
+        for index in self.input.len()..values {
+            self.input.push((index % 17) as f32 - 8.0);
+        }
         let began = Instant::now();
         // As a step does: each product's input is new.
-        let x = Activations::new(&at.x, at.tokens, COLUMNS);
+        let x = Activations::new(&self.input[..values], at.tokens, COLUMNS);
+        x.prepare(kind, pool);
         let input = began.elapsed();
         let mut out = OutputRows {
             data: &mut at.out,
@@ -156,17 +176,44 @@ impl ProductRates {
         matmul(pool, &weight, &x, &mut out);
         black_box(out.data.as_ptr());
         let products = began.elapsed() - input;
-        input.as_secs_f64() + products.as_secs_f64() * (ROWS as f64 / at.rows as f64)
+        Timing {
+            input: input.as_secs_f64(),
+            row: products.as_secs_f64() / at.rows.max(1) as f64,
+        }
+    }
+}
+
+impl AtWidth {
+    fn new(width: u32, rows: usize, seconds: f64) -> AtWidth {
+        let tokens = width as usize;
+        AtWidth {
+            tokens,
+            rows,
+            out: vec![0.0; tokens * rows],
+            seconds,
+            rounds: Vec::new(),
+        }
     }
 }
 
 impl OfType {
-    /// Bytes of weights per second at each of the widths, of those that were not left out.
+    /// Bytes of weights per second at each of the widths that were not left out. Before the first round there are none.
     pub fn rates(&self) -> Vec<f64> {
         let bytes = self.kind.row_bytes(COLUMNS as u64).unwrap_or(0) as f64 * ROWS as f64;
-        let rate = |at: &AtWidth| bytes / usual_seconds(&at.samples).max(f64::MIN_POSITIVE);
-        self.widths.iter().map(rate).collect()
+        let measured = self.widths.iter().filter(|at| !at.rounds.is_empty());
+        measured
+            .map(|at| bytes / usual_seconds(&at.rounds).max(f64::MIN_POSITIVE))
+            .collect()
     }
+}
+
+/// The rows of a matrix whose product is expected to take no longer than `seconds`. `None`: it would take much longer.
+fn rows(rows_max: usize, expected: Timing, seconds: f64) -> Option<usize> {
+    let mut rows = rows_max;
+    while rows >= 2 * ROWS_MIN && expected.seconds(rows) > seconds {
+        rows /= 2;
+    }
+    (rows > 0 && expected.seconds(rows) <= OVERRUN_MAX * seconds).then_some(rows)
 }
 
 /// What a round has for each width: in proportion to it, and something for the narrow ones, which wait for memory.
@@ -217,15 +264,22 @@ mod tests {
 
     #[test]
     fn what_takes_too_long_gets_fewer_rows_and_then_none() {
-        let products = ProductRates::new(64 << 20).unwrap();
-        let rows = |of_row, seconds| products.rows(TensorType::Q4_0, Some(of_row), seconds);
-        let most = (64 << 20) / (4096 / 32 * 18) / MATRICES_MIN;
-        assert!((ROWS_MIN..ROWS).contains(&most));
-        assert_eq!(products.rows(TensorType::Q4_0, None, 0.0), Some(most));
-        assert_eq!(rows(1.0, most as f64), Some(most));
-        assert_eq!(rows(1.0, (most - 1) as f64), Some(most / 2));
-        assert_eq!(rows(1.0, 1e3), Some(most / 4));
-        assert_eq!(rows(1.0, 1e2), None);
+        let rows = |input, seconds| rows(7000, Timing { input, row: 1.0 }, seconds);
+        assert_eq!(rows(0.0, 7000.0), Some(7000));
+        assert_eq!(rows(1.0, 7000.0), Some(3500));
+        assert_eq!(rows(0.0, 3000.0), Some(1750));
+        assert_eq!(rows(0.0, 1750.0 / OVERRUN_MAX), Some(1750));
+        assert_eq!(rows(1.0, 1750.0 / OVERRUN_MAX), None);
+    }
+
+    #[test]
+    fn short_matrices_stand_for_long_ones() {
+        let timing = Timing {
+            input: 8.0,
+            row: 2.0,
+        };
+        assert_eq!(timing.seconds(3), 14.0);
+        assert_eq!(timing.times(2.0).seconds(3), 28.0);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The steps of a bench: the batches that a server's engine would make, and the greedy choice of the next tokens.
+//! The steps of a bench: the batches that a server's engine would make, and the greedy choice of the next tokens. And what
+//! counts of several figures.
 
 use super::Workload;
 use crate::kv_cache::PageId;

@@ -37,8 +37,8 @@ const SEED: u64 = 1;
 const SHARES: [(RatesPart, f64); 4] = [
     (RatesPart::Storage, 15.0),
     (RatesPart::Memory, 2.0),
-    (RatesPart::Link, 2.0),
-    (RatesPart::Kernels, 26.0),
+    (RatesPart::Link, 4.0),
+    (RatesPart::Kernels, 24.0),
 ];
 /// Attention's of the kernels' time.
 const ATTENTION_SHARE: f64 = 0.15;
@@ -465,13 +465,16 @@ impl Run<'_> {
         let weight_of_model = MODEL_TYPE_WEIGHT * of_model.len() as f64;
         let for_one = time.as_secs_f64() / (weight_of_model + others.len() as f64);
         let round = |seconds: f64, rounds: u32| {
-            // The first products, before the rounds, take as long as one.
-            Duration::from_secs_f64(seconds.max(TYPE_SECONDS_MIN) / f64::from(rounds + 1))
+            // The first products, before the rounds, take as long as two.
+            Duration::from_secs_f64(seconds.max(TYPE_SECONDS_MIN) / f64::from(rounds + 2))
         };
         let begun = |products: &mut ProductRates, kind, seconds, rounds| {
             products.of(kind, &WIDTHS, pool, round(seconds, rounds))
         };
-        self.progress.begin("types of the model");
+        const OF_MODEL: &str = "types of the model";
+        if !of_model.is_empty() {
+            self.progress.begin(OF_MODEL);
+        }
         let mut of_model: Vec<(TensorType, OfType)> = of_model
             .iter()
             .map(|&kind| {
@@ -499,7 +502,7 @@ impl Run<'_> {
             let until = time.mul_f64((part + 1) as f64 / parts as f64);
             let mut is_first = part == 0;
             while !of_model.is_empty() && (is_first || began.elapsed() < until) {
-                self.progress.begin("types of the model");
+                self.progress.begin(OF_MODEL);
                 for (_, of_type) in &mut of_model {
                     products.round(of_type, pool);
                 }
