@@ -14,6 +14,7 @@
 )]
 
 use super::cuda_clock::{Clock, Moment, TimedEvents};
+use super::cuda_event::OrderingEvent;
 use super::{Event, Phase};
 use cudarc::driver::{CudaContext, CudaStream, DriverError, result, sys};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -70,7 +71,7 @@ impl CudaDevice {
         // SAFETY: cudarc's slices, which tracking is for, are not used: arenas lend addresses, and streams are ordered
         // by the events of rings. With tracking, each launch would wait for the other stream.
         unsafe { context.disable_event_tracking() };
-        // A thread that waits for the device sleeps: the cores are for those that compute.
+        // A thread that waits for a stream sleeps: the cores are for those that compute. `OrderingEvent` says so itself.
         context.set_blocking_synchronize().map_err(refused)?;
         Ok(Arc::new(CudaDevice {
             compute: context.new_stream().map_err(refused)?,
@@ -358,7 +359,7 @@ impl CudaDevice {
     }
 
     fn record(&self, stream: &CudaStream, action: &'static str) -> Event {
-        match stream.record_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)) {
+        match OrderingEvent::record(stream) {
             Ok(event) => Event::of_device(event),
             Err(error) => {
                 // Nothing is computed any more; `synchronise` says why.
@@ -370,7 +371,7 @@ impl CudaDevice {
 
     fn wait_on_stream(&self, stream: &CudaStream, event: &Event) {
         match event.device_event() {
-            Some(event) => self.noted("wait for an event", stream.wait(event)),
+            Some(event) => self.noted("wait for an event", event.hold(stream)),
             // What another thread of the host does cannot be waited for by a stream.
             None => event.wait(),
         }
@@ -379,7 +380,7 @@ impl CudaDevice {
     /// Waits for an event of this device.
     pub(super) fn wait(&self, event: &Event) {
         match event.device_event() {
-            Some(event) => self.noted("wait for a copy", event.synchronize()),
+            Some(event) => self.noted("wait for a copy", event.wait()),
             None => event.wait(),
         }
     }

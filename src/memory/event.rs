@@ -3,7 +3,7 @@
 //! A host's event has the shape of a CUDA event, so that the emulated device follows the same protocol: a copy waits
 //! for the event of the last use of its destination, and records the event that the next use waits for.
 
-use cudarc::driver::CudaEvent;
+use super::cuda_event::OrderingEvent;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
@@ -16,7 +16,7 @@ pub struct Event(Kind);
 enum Kind {
     Host(Arc<State>),
     /// Recorded on a stream of a device.
-    Device(Arc<CudaEvent>),
+    Device(Arc<OrderingEvent>),
 }
 
 #[derive(Debug, Default)]
@@ -47,12 +47,12 @@ impl Event {
     }
 
     /// An event that a stream has been told to record.
-    pub(super) fn of_device(event: CudaEvent) -> Event {
+    pub(super) fn of_device(event: OrderingEvent) -> Event {
         Event(Kind::Device(Arc::new(event)))
     }
 
     /// For streams to wait on.
-    pub(super) fn device_event(&self) -> Option<&CudaEvent> {
+    pub(super) fn device_event(&self) -> Option<&OrderingEvent> {
         match &self.0 {
             Kind::Host(_) => None,
             Kind::Device(event) => Some(event),
@@ -76,7 +76,7 @@ impl Event {
     pub fn is_complete(&self) -> bool {
         match &self.0 {
             Kind::Host(state) => state.complete.load(Ordering::Acquire),
-            Kind::Device(event) => event.try_is_complete().unwrap_or(true),
+            Kind::Device(event) => event.is_complete().unwrap_or(true),
         }
     }
 
@@ -86,7 +86,7 @@ impl Event {
         let state = match &self.0 {
             Kind::Host(state) => state,
             Kind::Device(event) => {
-                let _ = event.synchronize();
+                let _ = event.wait();
                 return;
             }
         };

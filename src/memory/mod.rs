@@ -20,6 +20,7 @@ mod crossing;
 mod cuda;
 mod cuda_clock;
 mod cuda_copies;
+mod cuda_event;
 mod device_address;
 mod event;
 mod faulty;

@@ -2,7 +2,8 @@
 //! at the moment, and the way to start the next read or copy. A CUDA copy is given to its stream by whoever starts it.
 //!
 //! Lock order: one mutex, `state`. Starting a read or a copy is a push onto a queue whose bound exceeds everything
-//! that can be outstanding, so nobody blocks while holding it.
+//! that can be outstanding, so nobody blocks while holding it; but for a CUDA copy from memory that could not be locked to its
+//! pages, which the driver may make its caller wait for.
 
 use super::pipeline::{Action, Entry, Pipeline, Poll, StartCopy, Streamed};
 use super::verify::Verifier;

@@ -120,6 +120,13 @@ impl SoftwareGpu {
         unsafe { (self.timed_events)() }
     }
 
+    /// Waits of a thread for an event since the process began: all, and those in which it would have taken a core beside a
+    /// real device.
+    pub(crate) fn event_waits(&self) -> (u64, u64) {
+        // SAFETY: the functions take nothing.
+        unsafe { ((self.event_waits)(), (self.spinning_waits)()) }
+    }
+
     fn find() -> Option<SoftwareGpu> {
         // SAFETY: asks for a library that is loaded already.
         let library = [c"libcuda.so", c"libcuda.so.1"]
@@ -141,7 +148,13 @@ impl SoftwareGpu {
             })
         };
         let take_report = address(c"software_gpu_take_report")?;
-        let timed_events = address(c"software_gpu_timed_events")?;
+        let of_nothing = |name| {
+            let address = address(name)?;
+            // SAFETY: as above.
+            Some(unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(address)
+            })
+        };
         Some(SoftwareGpu {
             set_seed: of_number(c"software_gpu_set_seed")?,
             set_link_rate: of_number(c"software_gpu_set_link_rate")?,
@@ -151,10 +164,9 @@ impl SoftwareGpu {
             )?,
             refuse_copy_to_device: of_number(c"software_gpu_refuse_copy_to_device")?,
             refuse_launch: of_number(c"software_gpu_refuse_launch")?,
-            // SAFETY: as above.
-            timed_events: unsafe {
-                std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u64>(timed_events)
-            },
+            timed_events: of_nothing(c"software_gpu_timed_events")?,
+            event_waits: of_nothing(c"software_gpu_event_waits")?,
+            spinning_waits: of_nothing(c"software_gpu_spinning_waits")?,
             // SAFETY: as above.
             take_report: unsafe {
                 std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut u8, usize) -> usize>(
@@ -171,6 +183,8 @@ pub(crate) struct SoftwareGpu {
     /// As above.
     set_link_rate: unsafe extern "C" fn(u64) -> u64,
     timed_events: unsafe extern "C" fn() -> u64,
+    event_waits: unsafe extern "C" fn() -> u64,
+    spinning_waits: unsafe extern "C" fn() -> u64,
     leave_out_stream_wait: unsafe extern "C" fn(u64) -> u64,
     leave_out_event_synchronisation: unsafe extern "C" fn(u64) -> u64,
     refuse_copy_to_device: unsafe extern "C" fn(u64) -> u64,

@@ -221,6 +221,24 @@ fn a_step_creates_no_timed_event_that_the_one_before_can_lend_it() {
     assert!((2..=2 * waits).contains(&created), "{created} of {waits}");
 }
 
+/// What waits for copies waits all the time, and the cores are for those that compute.
+#[test]
+fn threads_that_wait_for_the_device_sleep() {
+    let Some(device) = device() else { return };
+    let Some(software) = &device.software else {
+        println!("skipped: a GPU's driver does not count waits");
+        return;
+    };
+    let planned = plan(&device, &path(), &streamed(&[Tier::Device, Tier::Host]));
+    let (waits_before, spins_before) = software.event_waits();
+    let mut loaded = load(&planned, ModelFile::At(&places(&planned.gguf)));
+    steps(&device, &mut loaded);
+    drop(loaded);
+    let (waits, spins) = software.event_waits();
+    assert!(waits > waits_before);
+    assert_eq!(spins, spins_before);
+}
+
 /// The way from locked memory to the device, and room of another 4 KiB on both sides.
 struct Way {
     copies: RegionCopies,

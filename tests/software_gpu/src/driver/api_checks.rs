@@ -70,6 +70,21 @@ pub extern "C" fn software_gpu_timed_events() -> u64 {
     counters.timed_events.load(Ordering::Relaxed)
 }
 
+/// Waits of a thread for an event, since the process began.
+#[unsafe(no_mangle)]
+pub extern "C" fn software_gpu_event_waits() -> u64 {
+    let counters = &Device::get().reports.counters;
+    counters.event_waits.load(Ordering::Relaxed)
+}
+
+/// Of those, waits for an event that was not created with `CU_EVENT_BLOCKING_SYNC`: on a GPU the thread takes a core
+/// meanwhile.
+#[unsafe(no_mangle)]
+pub extern "C" fn software_gpu_spinning_waits() -> u64 {
+    let counters = &Device::get().reports.counters;
+    counters.spinning_waits.load(Ordering::Relaxed)
+}
+
 /// Leaves out the `number`th `cuStreamWaitEvent`, counted from 1 and from now; 0: none. Gives how many were still to come
 /// before the one that was ordered last: 0 where it has been left out.
 #[unsafe(no_mangle)]

@@ -22,6 +22,7 @@ use super::status::{Refusal, Status};
 const STREAM_NON_BLOCKING: u32 = 1;
 /// Blocking wait, no timing, between processes.
 const EVENT_FLAGS: u32 = 7;
+const EVENT_BLOCKING_SYNC: u32 = 1;
 const EVENT_DISABLE_TIMING: u32 = 2;
 const EVENT_INTERPROCESS: u32 = 4;
 
@@ -227,6 +228,7 @@ pub unsafe extern "C" fn cuEventCreate(event: *mut usize, flags: u32) -> u32 {
         LiveCounters::add(&device.reports.counters.timed_events, u64::from(has_timing));
         let handle = lock(&device.handles).add_event(Event {
             has_timing,
+            is_slept_for: flags & EVENT_BLOCKING_SYNC != 0,
             recording: Mutex::new(None),
         });
         // SAFETY: the program's pointer.
@@ -275,25 +277,28 @@ pub extern "C" fn cuEventRecordWithFlags(event: usize, stream: usize, flags: u32
     }
 }
 
-/// What an event stands for; none where it was never recorded.
-fn recording(device: &Device, event: usize) -> Result<Option<Arc<Recording>>, Refusal> {
-    let event = lock(&device.handles).event(event)?;
-    let recording = lock(&event.recording).clone();
-    Ok(recording)
-}
-
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: usize) -> u32 {
-    waiting_call("cuEventQuery", |device| match recording(device, event)? {
-        Some(recording) => device.query(recording.step, &recording.clock),
-        None => Ok(()),
+    waiting_call("cuEventQuery", |device| {
+        let event = lock(&device.handles).event(event)?;
+        let recording = lock(&event.recording).clone();
+        match recording {
+            Some(recording) => device.query(recording.step, &recording.clock),
+            // It was never recorded.
+            None => Ok(()),
+        }
     })
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(event: usize) -> u32 {
     waiting_call("cuEventSynchronize", |device| {
-        if let Some(recording) = recording(device, event)?
+        let event = lock(&device.handles).event(event)?;
+        let counters = &device.reports.counters;
+        LiveCounters::add(&counters.event_waits, 1);
+        LiveCounters::add(&counters.spinning_waits, u64::from(!event.is_slept_for));
+        let recording = lock(&event.recording).clone();
+        if let Some(recording) = recording
             && !EVENT_SYNCHRONISATIONS.comes()
         {
             device.synchronise_recording(&recording);

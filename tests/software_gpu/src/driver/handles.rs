@@ -21,6 +21,8 @@ pub(super) struct Handles {
 #[derive(Default)]
 pub(super) struct Event {
     pub(super) has_timing: bool,
+    /// Who waits for it sleeps, and does not spin.
+    pub(super) is_slept_for: bool,
     pub(super) recording: Mutex<Option<Arc<Recording>>>,
 }
 

@@ -34,6 +34,8 @@ pub(super) struct LiveCounters {
     pub(super) launches: AtomicU64,
     pub(super) pageable_async_copies: AtomicU64,
     pub(super) timed_events: AtomicU64,
+    pub(super) event_waits: AtomicU64,
+    pub(super) spinning_waits: AtomicU64,
 }
 
 /// The answer of `software_gpu_counters`. All are totals since the process began.

@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::api_checks::{
     software_gpu_counters, software_gpu_reports, software_gpu_set_link_rate, software_gpu_set_seed,
-    software_gpu_take_report, software_gpu_timed_events,
+    software_gpu_spinning_waits, software_gpu_take_report, software_gpu_timed_events,
 };
 use super::api_copy::*;
 use super::api_device::*;
@@ -30,6 +30,7 @@ const KERNELS: &str = include_str!("kernels.ptx");
 /// Holds back all work until somebody synchronises.
 const ON_DEMAND: u64 = 4;
 const NON_BLOCKING: u32 = 1;
+const BLOCKING_SYNC: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 
 /// A program that has the device for itself. What it made is given back at its end.

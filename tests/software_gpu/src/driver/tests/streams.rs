@@ -188,6 +188,30 @@ fn events_tell_the_time_between_them() {
     assert_eq!(elapsed(timed[0], untimed).0, 400);
 }
 
+#[test]
+fn waits_that_take_a_core_are_counted() {
+    let mut program = Program::start(0);
+    let stream = program.stream(NON_BLOCKING);
+    for (flags, spins) in [
+        (0, 1),
+        (DISABLE_TIMING, 1),
+        (BLOCKING_SYNC | DISABLE_TIMING, 0),
+    ] {
+        let mut event = 0;
+        // SAFETY: a valid pointer.
+        ok(unsafe { cuEventCreate(&raw mut event, flags) });
+        program.events.push(event);
+        ok(cuEventRecord(event, stream));
+        let before = software_gpu_spinning_waits();
+        ok(cuEventSynchronize(event));
+        assert_eq!(
+            software_gpu_spinning_waits() - before,
+            spins,
+            "flags {flags}"
+        );
+    }
+}
+
 fn timed_event(program: &mut Program) -> usize {
     let mut event = 0;
     // SAFETY: a valid pointer.
