@@ -166,6 +166,31 @@ fn variables_that_mean_nothing_are_named() {
     }
 }
 
+/// What is missing for a GPU is one line: the end where one was asked for, and no obstacle where it would have been taken.
+#[test]
+fn where_there_is_no_gpu_it_is_said_what_is_missing() {
+    let Err(missing) = strata::model::Gpu::open(0) else {
+        println!("skipped: there is a GPU");
+        return;
+    };
+    let missing = missing.to_string();
+    let (_folder, model) = good_model();
+    let parts = ["--device cuda:0", &missing, "--device cpu"];
+    let serve = ["--device", "cuda:0"];
+    let outcome = run(strata().arg("serve").arg(&model).args(serve));
+    outcome.refusal(2, &parts);
+    let generate = ["-p", "the", "-n", "1", "--device", "auto", "--log", "debug"];
+    let outcome = run(strata().arg("generate").arg(&model).args(generate));
+    outcome.success();
+    let said: Vec<&str> = outcome
+        .stderr
+        .lines()
+        .filter(|line| line.contains("the CPU computes: "))
+        .collect();
+    assert_eq!(said.len(), 1, "{}", outcome.stderr);
+    assert!(said[0].contains(&missing), "{}", said[0]);
+}
+
 #[test]
 fn an_address_that_cannot_be_had_is_told_before_the_model_is_read() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

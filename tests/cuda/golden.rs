@@ -6,6 +6,16 @@ use crate::run::{Sequence, all_resident, log_probabilities, root};
 use serde_json::Value;
 use strata::placement::{KvType, PlanRequest, Tier};
 
+/// Of tests/data/tiny.
+pub(crate) const TINY_MODELS: [&str; 6] = [
+    "llama",
+    "llama-tied",
+    "llama-rope-factors",
+    "llama-rope-linear",
+    "qwen2",
+    "qwen3",
+];
+
 fn numbers(value: &Value) -> Vec<f64> {
     let list = value.as_array().unwrap();
     list.iter().map(|number| number.as_f64().unwrap()).collect()
@@ -15,14 +25,7 @@ fn numbers(value: &Value) -> Vec<f64> {
 fn tiny_models() {
     let Some(device) = device() else { return };
     let folder = root().join("tests/data/tiny");
-    for name in [
-        "llama",
-        "llama-tied",
-        "llama-rope-factors",
-        "llama-rope-linear",
-        "qwen2",
-        "qwen3",
-    ] {
+    for name in TINY_MODELS {
         let golden = std::fs::read_to_string(folder.join(format!("{name}.json"))).unwrap();
         let golden: Value = serde_json::from_str(&golden).unwrap();
         let tolerance = golden["tolerance"].as_f64().unwrap();

@@ -13,6 +13,10 @@ use strata::placement::{ExecutorChoice, PlanRequest, Tier};
 const SEEDS: u64 = 200;
 /// Of those, as many as are tried until a wait that is missing shows.
 const SEEDS_TO_FIND: u64 = 40;
+/// Of a dozen waits of a kind: without that for a copy whose source is filled again with the same bytes, nothing is wrong.
+const MISSED_MAX: usize = 2;
+/// What reports say that name both sides.
+const OF_ORDER: [&str; 2] = ["nothing orders the two", "changed too early"];
 
 /// The tiny model on three tiers, so that every step reads, copies and reuses entries.
 fn on_three_tiers() -> (PathBuf, PlanRequest, Placement) {
@@ -104,10 +108,11 @@ fn a_wait_that_is_left_out_is_found() {
         let found = reports_without(&device, wait, 1..13);
         println!("{wait:?}: {found:#?}");
         let without = found.iter().filter(|reports| reports.is_empty()).count();
-        assert!(
-            without < found.len() / 2,
-            "{wait:?}: {without} were not found"
-        );
+        assert!(without <= MISSED_MAX, "{wait:?}: {without} were not found");
+        for reports in found.iter().filter(|reports| !reports.is_empty()) {
+            let is_of_order = |report: &String| OF_ORDER.iter().any(|words| report.contains(words));
+            assert!(reports.iter().any(is_of_order), "{wait:?}: {reports:#?}");
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::client::Response;
 use crate::device::device;
+use crate::golden::TINY_MODELS;
 use crate::program::{Page, Program, get, post, wait_until_ready};
 use crate::run::{root, smollm2};
 use cudarc::driver::DriverError;
@@ -11,8 +12,12 @@ use strata::config::format_bytes;
 use strata::memory::{Arena, in_words};
 
 fn greedy(address: std::net::SocketAddr) -> Value {
+    greedy_after(address, &json!("The capital of France is"))
+}
+
+fn greedy_after(address: std::net::SocketAddr, prompt: &Value) -> Value {
     let body = json!({
-        "prompt": "The capital of France is",
+        "prompt": prompt,
         "max_tokens": 4,
         "temperature": 0,
         "logprobs": 3,
@@ -53,6 +58,23 @@ fn smollm2_over_http_with_the_log_probabilities_of_the_cpu() {
         let [from, to] = way;
         let name = format!(r#"strata_transfer_bytes_total{{from="{from}",to="{to}"}}"#);
         assert!(page.value(&name) > 0.0, "{name}");
+    }
+}
+
+#[test]
+fn tiny_models_over_http_with_the_log_probabilities_of_the_cpu() {
+    let Some(device) = device() else { return };
+    drop(device);
+    for name in TINY_MODELS {
+        let model = root().join(format!("tests/data/tiny/{name}.gguf"));
+        let answers = ["cpu", "cuda:0"].map(|device| {
+            let flags = ["--context", "64", "--parallel", "1", "--device", device];
+            let mut program = Program::serve(&model, &flags);
+            let address = program.address();
+            wait_until_ready(address);
+            greedy_after(address, &json!([5, 70, 200, 250]))
+        });
+        assert_eq!(answers[0], answers[1], "{name}: text and log-probabilities");
     }
 }
 
