@@ -66,7 +66,9 @@ test: setup-checks ## all that CI runs: format, lints, tests, demo
 	@scripts/stage.sh tests cargo test $(CARGO_FLAGS) --features cuda
 	@scripts/stage.sh software-gpu cargo test $(CARGO_FLAGS) --package software-gpu
 	@scripts/stage.sh cuda-kernels scripts/on_software_gpu.sh cargo test $(CARGO_FLAGS) --features cuda --lib kernels::cuda
-	@scripts/stage.sh cuda scripts/on_software_gpu.sh cargo test $(CARGO_FLAGS) --features cuda --test cuda --bench gpu
+	@scripts/stage.sh gpu-check-collect $(PYTHON) scripts/gpu_check.py --collect
+	@scripts/stage.sh cuda env STRATA_CANDLE_PTX=$(abspath $(TARGET))/gpu-check/candle.ptx scripts/on_software_gpu.sh cargo test $(CARGO_FLAGS) --features cuda --test cuda --bench gpu
+	@scripts/stage.sh gpu-check scripts/on_software_gpu.sh $(PYTHON) scripts/gpu_check.py --small
 	@scripts/stage.sh demo $(PYTHON) scripts/demo.py --strata $(STRATA) --model $(MODEL) -- $(FLAGS)
 
 lint: setup-checks ## formatting, clippy and, where they are installed, cargo-deny and shellcheck
@@ -75,7 +77,7 @@ lint: setup-checks ## formatting, clippy and, where they are installed, cargo-de
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check; else echo "cargo-deny is not installed: licences not checked"; fi
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; else echo "shellcheck is not installed: shell scripts not checked"; fi
 
-gpu-check: setup cuda-compiler ## on a machine with a GPU: the tests of the CUDA device, and what it reaches beside candle
+gpu-check: setup cuda-compiler ## on a machine with a GPU: what it reaches beside candle, and the tests of the CUDA device
 	@$(PYTHON) scripts/gpu_check.py --collect
 	@$(PYTHON) scripts/gpu_check.py
 

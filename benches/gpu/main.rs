@@ -1,11 +1,11 @@
 //! How fast are a GPU's link, its memory, and the products that read weights from it?
 //!
-//! `cargo bench --features cuda --bench gpu` prints, as JSON, bytes per second: copies from page-locked memory, a copy
-//! inside device memory (bytes read and written), and for weights of several types products with the input of up to eight
-//! tokens over more matrices than a cache holds, with their share of the copy's rate. With `--candle PTX`, which
-//! `scripts/candle_kernels.py` makes, candle's kernels compute the same products in turn, and their results are held
-//! against ours; where they differ, it ends with 1 after the report. Medians of several rounds. Under `cargo test`, and
-//! without a device, it shows that it runs, or says that it skips.
+//! `cargo bench --features cuda --bench gpu` prints, as JSON, how wide the memory's bus is, and bytes per second:
+//! copies from page-locked memory, a copy inside device memory (bytes read and written), and for weights of each type
+//! products with the input of up to eight tokens over more matrices than a cache holds, with their share of the copy's
+//! rate. With `--candle PTX`, which `scripts/candle_kernels.py` makes, candle's kernels compute the same products in
+//! turn, and their results are held against ours; where they differ, it ends with 1 after the report. Medians of
+//! several rounds. Under `cargo test`, and without a device, it shows that it runs, or says that it skips.
 
 #![expect(
     unsafe_code,
@@ -16,7 +16,7 @@ mod candle;
 mod products;
 
 use candle::CandleKernels;
-use cudarc::driver::{CudaContext, CudaStream, result};
+use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -101,6 +101,8 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 fn measure(device: &Arc<CudaDevice>, sizes: &Sizes, candle: Option<PathBuf>) -> Outcome<Value> {
     let (free, total) = device.memory_bytes()?;
+    let bus_width = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH;
+    let bus_bits = device.context().attribute(bus_width)?;
     let link = link_rate(device, sizes)?;
     let memory = memory_rate(device.compute_stream(), sizes)?;
     let kernels = CudaKernels::load(device.context())?;
@@ -119,6 +121,7 @@ fn measure(device: &Arc<CudaDevice>, sizes: &Sizes, candle: Option<PathBuf>) -> 
         "device": device.name(),
         "memory_free_bytes": free,
         "memory_total_bytes": total,
+        "memory_bus_bits": bus_bits,
         "link_bytes_per_second": link,
         "memory_copy_bytes_per_second": memory,
         "products": products,

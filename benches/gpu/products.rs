@@ -15,21 +15,6 @@ use strata::synth::{fill_floats, fill_random};
 use super::candle::{self, CandleKernels, CandleProduct};
 use super::{Memory, Outcome, Sizes};
 
-const KINDS: [TensorType; 12] = [
-    TensorType::Q4_0,
-    TensorType::Q4_1,
-    TensorType::Q5_0,
-    TensorType::Q5_1,
-    TensorType::Q8_0,
-    TensorType::Q2K,
-    TensorType::Q3K,
-    TensorType::Q4K,
-    TensorType::Q5K,
-    TensorType::Q6K,
-    TensorType::F16,
-    TensorType::F32,
-];
-
 /// The most tokens that the kernels for few tokens are made for, ours and candle's.
 const TOKENS_MAX: usize = 8;
 
@@ -57,7 +42,7 @@ pub(super) fn measure(
     candle: Option<&CandleKernels>,
 ) -> Outcome<Vec<Value>> {
     let mut measured = Vec::new();
-    for kind in KINDS {
+    for kind in TensorType::ALL {
         let candle = candle.filter(|_| CandleKernels::multiplies(kind));
         let bench = Bench::new(stream, sizes, kind, kernels, candle)?;
         for tokens in 1..=TOKENS_MAX {
