@@ -16,7 +16,7 @@ WORKDIR /build
 # Dependencies first: this layer is rebuilt only when they change.
 COPY Cargo.toml Cargo.lock ./
 COPY tests/software_gpu/Cargo.toml tests/software_gpu/
-RUN mkdir src benches tests/software_gpu/src && touch tests/software_gpu/src/lib.rs && echo 'fn main() {}' | tee src/main.rs benches/attention.rs benches/checksums.rs benches/gpu.rs benches/pool.rs benches/tokenizer.rs > benches/kernels.rs && touch src/lib.rs \
+RUN mkdir src benches tests/software_gpu/src && touch tests/software_gpu/src/lib.rs && echo 'fn main() {}' | tee src/main.rs src/main_cuda.rs benches/attention.rs benches/checksums.rs benches/gpu.rs benches/pool.rs benches/tokenizer.rs > benches/kernels.rs && touch src/lib.rs \
     && cargo build --release --locked \
     && rm -r src benches tests
 COPY . .
@@ -51,7 +51,7 @@ CMD ["serve", "/models/model.gguf"]
 FROM runtime AS cuda
 # What the container toolkit is to bring.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
-COPY --from=build-cuda /build/target/release/strata /usr/local/bin/strata
+COPY --from=build-cuda /build/target/release/strata /build/target/release/strata-cuda /usr/local/bin/
 
 # The last one is what `docker build` makes where no target is named.
 FROM runtime

@@ -42,7 +42,7 @@ build: setup ## build target/release/strata
 cuda-compiler: setup ## fetch nvcc of CUDA 13.0 into target/cuda, unless CUDA_HOME or NVCC names one
 	@$(PYTHON) scripts/fetch_cuda_compiler.py
 
-build-cuda: cuda-compiler ## build target/release/strata with the kernels of the CUDA device
+build-cuda: cuda-compiler ## build target/release/strata, and beside it strata-cuda, to which it hands over where there is a GPU
 	cargo build $(CARGO_FLAGS) --features cuda
 
 demo: model build ## serve the model across three tiers, ask it something, check what was moved

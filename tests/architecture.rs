@@ -284,6 +284,11 @@ fn cycle(graph: &Imports) -> Option<Vec<String>> {
     })
 }
 
+/// What the two programs are made of: no modules of the library.
+fn is_program(module: &str) -> bool {
+    matches!(module, "main" | "main_cuda" | "commands")
+}
+
 /// Everything that is wrong, one sentence each.
 fn problems(page: &str, sources: &[Source]) -> Vec<String> {
     let table = match parse_table(page) {
@@ -310,7 +315,7 @@ fn problems(page: &str, sources: &[Source]) -> Vec<String> {
             problems.push(format!("`{module}` has no row in the table"));
         }
     }
-    for module in table.keys().filter(|module| *module != "main") {
+    for module in table.keys().filter(|module| !is_program(module)) {
         if !modules.contains(module) {
             problems.push(format!(
                 "the table has a row for `{module}`, which lib.rs does not declare"
@@ -323,7 +328,7 @@ fn problems(page: &str, sources: &[Source]) -> Vec<String> {
         let path = module_path(&source.path);
         let Some(module) = path
             .first()
-            .filter(|name| !matches!(name.as_str(), "lib" | "main"))
+            .filter(|name| name.as_str() != "lib" && !is_program(name))
         else {
             continue;
         };

@@ -11,6 +11,7 @@ use super::bench_rates_report::{
 };
 use super::contention::Contention;
 use super::files::{print, print_json};
+use super::hand_over::open_gpu;
 use super::load::{compute_pool, pin_engine, weights_settings};
 use super::rates::{ThisMachine, device_of};
 use super::stderr::{Stderr, say};
@@ -27,7 +28,6 @@ use strata::config::{Config, DeviceSetting, compute_threads, free_host_memory};
 use strata::gguf::{Gguf, TensorType};
 use strata::kernels::ComputePool;
 use strata::memory::{ReaderChoice, Requests, Rung};
-use strata::model::Gpu;
 use strata::placement::{AttentionRates, ProductRate};
 
 /// Where in the file reading begins is random; this seed gives the same in every run.
@@ -382,8 +382,8 @@ impl Run<'_> {
         self.progress.part("link", 1);
         let gpu = match self.config.device {
             DeviceSetting::Cpu | DeviceSetting::Emulated => None,
-            DeviceSetting::Auto => Gpu::open(0).ok(),
-            DeviceSetting::Cuda(ordinal) => match Gpu::open(ordinal as usize) {
+            DeviceSetting::Auto => open_gpu(0).ok(),
+            DeviceSetting::Cuda(ordinal) => match open_gpu(ordinal) {
                 Ok(gpu) => Some(gpu),
                 Err(why) => bail!(Usage(format!(
                     "--device cuda:{ordinal}: {why}; give --device cpu to do without"

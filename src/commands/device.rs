@@ -1,6 +1,7 @@
 //! Which device computes: chosen once, before a plan is made.
 
 use super::Usage;
+use super::hand_over::open_gpu;
 use anyhow::bail;
 use strata::config::{Config, DeviceSetting, DeviceTier, FreeDeviceMemory, MemorySetting};
 use strata::gguf::{Gguf, Hyperparameters};
@@ -102,7 +103,7 @@ impl Device {
 
 /// The GPU, or in words why it does not serve for this model.
 fn open(ordinal: u32, model: Candidate<'_>) -> Result<Gpu, String> {
-    let gpu = Gpu::open(ordinal as usize).map_err(|error| error.to_string())?;
+    let gpu = open_gpu(ordinal)?;
     let supports = gpu_supports(model.gguf, model.hyperparameters);
     supports.map_err(|why| format!("it cannot compute this model: {why}"))?;
     Ok(gpu)

@@ -10,10 +10,12 @@ mod estimate;
 mod file_limit;
 mod files;
 mod generate;
+mod hand_over;
 mod load;
 mod memory_report;
 mod memory_watch;
 mod process_memory;
+mod program;
 mod progress;
 mod pull;
 mod quantise;
@@ -22,15 +24,17 @@ mod serve;
 mod stderr;
 mod trace;
 
-pub(crate) use bench::{bench, bench_config};
-pub(crate) use estimate::estimate;
-pub(crate) use file_limit::let_writes_fail;
-pub(crate) use files::{inspect, plan, synth};
-pub(crate) use generate::generate;
-pub(crate) use pull::pull;
-pub(crate) use quantise::quantise;
-pub(crate) use serve::serve;
-pub(crate) use stderr::{Stderr, one_line, say};
+pub(crate) use program::main;
+
+use bench::{bench, bench_config};
+use estimate::estimate;
+use file_limit::let_writes_fail;
+use files::{inspect, plan, synth};
+use generate::generate;
+use pull::pull;
+use quantise::quantise;
+use serve::serve;
+use stderr::{Stderr, one_line, say};
 
 use std::fmt;
 

@@ -1,6 +1,6 @@
 //! A CUDA device: its context, the stream that computes and the stream that copies.
 //!
-//! The driver's library is looked for when a device is opened, so that one executable serves with and without a GPU.
+//! The driver's library is looked for when a device is opened, so that a program starts without one.
 //! Nothing here is allocated by the way: the arenas take their memory once, and all that follows moves bytes and orders
 //! streams. Any thread may call; each call makes the context current on its thread.
 //!
@@ -57,12 +57,7 @@ pub struct CudaDevice {
 impl CudaDevice {
     /// Opens the device with this number, in the driver's order.
     pub fn open(ordinal: usize) -> Result<Arc<CudaDevice>, CudaError> {
-        // SAFETY: loads the driver's library, if there is one, and lets it go; the library's initialisers are the
-        // driver's own.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(CudaError::NoDriver);
-        }
-        check_driver()?;
+        find_cuda_driver()?;
         let refused = |error: DriverError| CudaError::Open {
             ordinal,
             why: in_words(error),
@@ -476,8 +471,12 @@ const FUNCTIONS: [&str; 37] = [
     "cuStreamWaitEvent",
 ];
 
-/// Whether the driver's library, which is there, is one that this program can use.
-fn check_driver() -> Result<(), CudaError> {
+/// Looks for the driver's library, and whether it is one that CUDA devices can be opened with.
+pub fn find_cuda_driver() -> Result<(), CudaError> {
+    // SAFETY: loads the library, if there is one, and lets it go; its initialisers are the driver's own.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(CudaError::NoDriver);
+    }
     // SAFETY: the library could be opened a moment ago. Of its functions only the version's is called, which writes one
     // int; that is its type in every version.
     unsafe {

@@ -42,7 +42,7 @@ pub use block_reader::{
     logical_block_bytes, open_expected,
 };
 pub use crossing::Crossing;
-pub use cuda::{CudaDevice, CudaError, DEVICE_RESERVE_BYTES, in_words};
+pub use cuda::{CudaDevice, CudaError, DEVICE_RESERVE_BYTES, find_cuda_driver, in_words};
 pub use cuda_clock::Moment;
 pub use device_address::DeviceAddress;
 pub use event::Event;

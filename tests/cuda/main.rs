@@ -10,6 +10,7 @@
 mod client;
 mod device;
 mod golden;
+mod hand_over;
 #[path = "../support/models.rs"]
 mod models;
 mod opcodes;

@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -27,6 +27,26 @@ pub(super) struct Program {
     seen: Vec<String>,
 }
 
+/// Where the test runs, which may be another machine than the one that built it.
+pub(super) fn strata_path() -> PathBuf {
+    let program = std::env::var_os("CARGO_BIN_EXE_strata");
+    program.map_or_else(|| env!("CARGO_BIN_EXE_strata").into(), PathBuf::from)
+}
+
+/// The program for which nothing but its flags decides, and which leaves nothing in the home of who runs the tests.
+pub(super) fn without_settings(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("STRATA_") {
+            command.env_remove(name);
+        }
+    }
+    let cache = concat!(env!("CARGO_TARGET_TMPDIR"), "/no-cache");
+    command.env("XDG_CACHE_HOME", cache);
+    command.env("STRATA_CHECKSUM_DIRECTORY", "none");
+    command
+}
+
 impl Program {
     /// `strata serve` on a port of the kernel's choice.
     pub(super) fn serve(model: &Path, flags: &[&str]) -> Program {
@@ -35,10 +55,7 @@ impl Program {
 
     /// The same with these variables.
     pub(super) fn serve_with(model: &Path, flags: &[&str], variables: &[(&str, &str)]) -> Program {
-        // Where the test runs, which may be another machine than the one that built it.
-        let program = std::env::var_os("CARGO_BIN_EXE_strata");
-        let program = program.unwrap_or_else(|| env!("CARGO_BIN_EXE_strata").into());
-        let mut command = Command::new(program);
+        let mut command = without_settings(&strata_path());
         command
             .arg("serve")
             .arg(model)
@@ -47,18 +64,6 @@ impl Program {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
-        // Nothing but the flags decides.
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("STRATA_") {
-                command.env_remove(name);
-            }
-        }
-        command.env(
-            "XDG_CACHE_HOME",
-            concat!(env!("CARGO_TARGET_TMPDIR"), "/no-cache"),
-        );
-        // Nothing is left in the home of who runs the tests.
-        command.env("STRATA_CHECKSUM_DIRECTORY", "none");
         command.envs(variables.iter().copied());
         let mut child = command.spawn().unwrap();
         let stderr = BufReader::new(child.stderr.take().unwrap());
