@@ -9,6 +9,7 @@ use crate::kernels::cuda::{
     quantised_input_bytes,
 };
 use crate::memory::{Arena, CudaDevice, CudaError, MemoryError, Region};
+use crate::model::Gpu;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -50,12 +51,8 @@ pub struct GpuRates {
 ///
 /// # Errors
 /// The GPU does not have so much, or fails.
-pub fn gpu_rates(
-    gpu: &Arc<CudaDevice>,
-    bytes: usize,
-    time: Duration,
-) -> Result<GpuRates, GpuRateError> {
-    let mut copies = CopyRate::new(bytes, Some(gpu))?;
+pub fn gpu_rates(gpu: &Gpu, bytes: usize, time: Duration) -> Result<GpuRates, GpuRateError> {
+    let mut copies = CopyRate::new(bytes, Some(&gpu.device))?;
     let link = copies.measure(time / 3)?;
     let mut products = Products::new(gpu, copies.copied())?;
     let few = products.rate(1, time / 3)?;
@@ -70,8 +67,8 @@ pub fn gpu_rates(
 
 /// Products with the weights in some regions of a GPU.
 struct Products<'a> {
-    gpu: &'a Arc<CudaDevice>,
-    kernels: CudaKernels,
+    device: &'a Arc<CudaDevice>,
+    kernels: &'a CudaKernels,
     /// At least one region.
     weights: &'a [Region],
     /// The region and the place in it where the next matrix is taken.
@@ -83,13 +80,13 @@ struct Products<'a> {
 }
 
 impl<'a> Products<'a> {
-    fn new(gpu: &'a Arc<CudaDevice>, weights: &'a [Region]) -> Result<Products<'a>, GpuRateError> {
-        let kernels = CudaKernels::load(gpu.context())?;
+    fn new(gpu: &'a Gpu, weights: &'a [Region]) -> Result<Products<'a>, GpuRateError> {
+        let device = &gpu.device;
         let form = InputForm::of(KIND);
         let quantised = quantised_input_bytes(form, COLUMNS, TOKENS) as usize;
         let (input, output) = (4 * TOKENS * COLUMNS, 4 * TOKENS * ROWS);
         let slack = 3 * crate::memory::SPAN_ALIGNMENT;
-        let arena = Arena::on_cuda("device", input + quantised + output + slack, gpu)?;
+        let arena = Arena::on_cuda("device", input + quantised + output + slack, device)?;
         let arena = Arc::new(arena);
         let region = |bytes| -> Result<Region, MemoryError> {
             let mut region = Region::allocate_low(&arena, bytes)?;
@@ -100,12 +97,12 @@ impl<'a> Products<'a> {
             input: region(input)?,
             quantised: region(quantised)?,
             output: region(output)?,
-            gpu,
-            kernels,
+            device,
+            kernels: &gpu.kernels,
             weights,
             next: (0, 0),
         };
-        gpu.synchronise()?;
+        device.synchronise()?;
         Ok(products)
     }
 
@@ -145,7 +142,7 @@ impl<'a> Products<'a> {
             tokens,
         } = round;
         let bytes = matrix_bytes(rows);
-        let stream = self.gpu.compute_stream();
+        let stream = self.device.compute_stream();
         let form = InputForm::of(KIND);
         let input = self.input.device_address(0, 4 * tokens * COLUMNS);
         let quantised_bytes = quantised_input_bytes(form, COLUMNS, tokens) as usize;
@@ -185,7 +182,7 @@ impl<'a> Products<'a> {
             self.next.1 += bytes;
             self.kernels.matmul(stream, &product)?;
         }
-        self.gpu.synchronise()?;
+        self.device.synchronise()?;
         Ok(began.elapsed().as_secs_f64())
     }
 }

@@ -27,7 +27,7 @@ use strata::cli::{BenchRatesArguments, RatesPart};
 use strata::config::{Config, DeviceSetting, compute_threads, free_host_memory};
 use strata::gguf::{Gguf, TensorType};
 use strata::kernels::ComputePool;
-use strata::memory::{ReaderChoice, Requests, Rung};
+use strata::memory::{ReaderChoice, Requests, Rung, find_cuda_driver};
 use strata::placement::{AttentionRates, ProductRate};
 
 /// Where in the file reading begins is random; this seed gives the same in every run.
@@ -382,7 +382,16 @@ impl Run<'_> {
         self.progress.part("link", 1);
         let gpu = match self.config.device {
             DeviceSetting::Cpu | DeviceSetting::Emulated => None,
-            DeviceSetting::Auto => open_gpu(0).ok(),
+            DeviceSetting::Auto => match open_gpu(0) {
+                Ok(gpu) => Some(gpu),
+                Err(why) => {
+                    // Who has a driver expects more.
+                    if find_cuda_driver().is_ok() {
+                        self.notes.push(format!("no GPU was measured: {why}"));
+                    }
+                    None
+                }
+            },
             DeviceSetting::Cuda(ordinal) => match open_gpu(ordinal) {
                 Ok(gpu) => Some(gpu),
                 Err(why) => bail!(Usage(format!(
@@ -398,7 +407,7 @@ impl Run<'_> {
                 device.name()
             ));
             let (_, memory_bytes) = device.memory_bytes()?;
-            let rates = gpu_rates(device, bytes, time)?;
+            let rates = gpu_rates(&gpu, bytes, time)?;
             self.progress.end(&format!(
                 "{}, {}, {:.0} GFLOP/s",
                 gigabytes(rates.link_bytes_per_second),

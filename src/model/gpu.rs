@@ -9,7 +9,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Gpu {
     pub device: Arc<CudaDevice>,
-    pub(super) kernels: Arc<CudaKernels>,
+    pub kernels: Arc<CudaKernels>,
 }
 
 /// Why there is none, in words that go on from "cuda:0: ".
@@ -21,16 +21,11 @@ pub enum GpuError {
         "{0} (a card of the Turing generation or later is needed, and some memory that is free on it)"
     )]
     Kernels(KernelError),
-    #[error(transparent)]
-    NotCompiledIn(KernelError),
 }
 
 impl Gpu {
     /// Opens the device with this number, in the driver's order, and loads the kernels into it.
     pub fn open(ordinal: usize) -> Result<Gpu, GpuError> {
-        if !CudaKernels::ARE_COMPILED_IN {
-            return Err(GpuError::NotCompiledIn(KernelError::NotCompiledIn));
-        }
         let device = CudaDevice::open(ordinal)?;
         let kernels = CudaKernels::load(device.context()).map_err(GpuError::Kernels)?;
         Ok(Gpu {
