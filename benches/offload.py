@@ -46,7 +46,7 @@ CONTEXT = 512
 BUDGETS = (25, 50, 75, 95)
 # Of those, where computing binds: a step takes a fifth of a second, and one that waits for the drive ten times as long. So
 # many times the steps are timed there, or a figure would be one second of a machine that is fast and slow by turns.
-COMPUTING_BUDGET = 95
+COMPUTING_BUDGET = BUDGETS[-1]
 COMPUTING_STEPS = 4
 # Where storage binds whatever else is slow.
 READING_BUDGET = 25
@@ -154,7 +154,6 @@ class Offload:
 
     def within(self, work, percent, *flags):
         """With memory for a part of the weights."""
-        work = work.for_longer() if percent >= COMPUTING_BUDGET else work
         return self.bench(work, "--host-memory", size(self.share(percent)), *flags)
 
     def require_memory(self):
@@ -169,7 +168,7 @@ class Offload:
 
     def resident(self, work, *flags):
         """With all weights in memory, in huge pages."""
-        return self.bench(work.for_longer(), "--copy", "--host-memory", size(self.require_memory()), *flags)
+        return self.bench(work, "--copy", "--host-memory", size(self.require_memory()), *flags)
 
     def in_turns(self, what, asked):
         """{name: [answer of each round]}; `asked` is {name: (function, how an answer is shown)}."""
@@ -254,11 +253,12 @@ def steps(offload):
 
         asked = {
             "fio": (offload.fio.measure, gigabytes),
-            "resident": (lambda work=work: offload.resident(work, *offload.by_rates()), milliseconds),
+            "resident": (lambda work=work: offload.resident(work.for_longer(), *offload.by_rates()), milliseconds),
         }
         for percent in offload.budgets:
+            timed = work.for_longer() if percent == COMPUTING_BUDGET else work
             asked[f"{percent} %"] = (
-                lambda work=work, percent=percent: offload.within(work, percent, *offload.by_rates()),
+                lambda timed=timed, percent=percent: offload.within(timed, percent, *offload.by_rates()),
                 milliseconds,
             )
         results[work.name] = offload.in_turns(work.shown, asked)
