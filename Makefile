@@ -37,6 +37,8 @@ vocabularies: setup ## fetch the vocabularies that the tokenizer is tested with 
 	@$(PYTHON) scripts/fetch_vocabularies.py
 
 build: setup ## build target/release/strata
+# One of an older build would be handed over to.
+	@rm -f $(TARGET)/release/strata-cuda
 	cargo build $(CARGO_FLAGS)
 
 cuda-compiler: setup ## fetch nvcc of CUDA 13.0 into target/cuda, unless CUDA_HOME or NVCC names one

@@ -534,6 +534,8 @@ def check(folder, small):
     # That of an earlier run would pass for this one's.
     with contextlib.suppress(FileNotFoundError):
         os.remove(path)
+    for name in ("strata", "strata-cuda", "bench"):
+        collected(name)
     run = Check(folder, small)
     version = run.output([collected("strata"), "--version"]).split()[-1]
     try:

@@ -9,8 +9,8 @@ use strata::memory::CountingHeap;
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
 
-/// Whether this program opens GPUs itself. What only one that does would call is not linked into the other.
-const OPENS_GPUS: bool = false;
+/// This program opens none, and so has no kernels linked into it.
+const OPEN_GPU: Option<commands::OpenGpu> = None;
 
 fn main() -> ExitCode {
     commands::main()

@@ -4,12 +4,13 @@ mod commands;
 
 use std::process::ExitCode;
 use strata::memory::CountingHeap;
+use strata::model::Gpu;
 
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
 
-/// See `main.rs`.
-const OPENS_GPUS: bool = true;
+/// Brings the kernels with it.
+const OPEN_GPU: Option<commands::OpenGpu> = Some(Gpu::open);
 
 fn main() -> ExitCode {
     commands::main()

@@ -5,7 +5,7 @@ use super::hand_over::open_gpu;
 use anyhow::bail;
 use strata::config::{Config, DeviceSetting, DeviceTier, FreeDeviceMemory, MemorySetting};
 use strata::gguf::{Gguf, Hyperparameters};
-use strata::memory::DEVICE_RESERVE_BYTES;
+use strata::memory::{DEVICE_RESERVE_BYTES, find_cuda_driver};
 use strata::model::{Gpu, gpu_supports};
 use strata::placement::DeviceKind;
 
@@ -61,7 +61,11 @@ impl Device {
     /// Says why there is no GPU, where one would have been taken.
     pub(super) fn log(&self, config: &Config) {
         if let Device::CpuBecause(why) = self {
-            tracing::info!("the CPU computes: {why}");
+            // Who has a driver expects more.
+            match find_cuda_driver() {
+                Ok(()) => tracing::warn!("the CPU computes: {why}"),
+                Err(_) => tracing::info!("the CPU computes: {why}"),
+            }
             if config.device_memory != MemorySetting::Auto {
                 tracing::warn!("device-memory has no effect: there is no device ({why})");
             }

@@ -24,6 +24,7 @@ mod serve;
 mod stderr;
 mod trace;
 
+pub(crate) use hand_over::OpenGpu;
 pub(crate) use program::main;
 
 use bench::{bench, bench_config};

@@ -4,9 +4,11 @@ use crate::device::device;
 use crate::program::{Program, strata_path, without_settings};
 use crate::run::root;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
-use std::process::Output;
+use tempfile::TempDir;
+
+const SUCCESSOR: &str = "strata-cuda";
 
 fn tiny() -> PathBuf {
     root().join("tests/data/tiny/llama.gguf")
@@ -18,19 +20,60 @@ fn name_of(process: u32) -> String {
     path.file_name().unwrap().to_string_lossy().into_owned()
 }
 
-/// One token of `program` on a device, with what it says of the device.
-fn generate(program: &Path, device: &str) -> Output {
-    without_settings(program)
+/// What one token of `program` on a device came to, and what it said.
+fn generate(program: &Path, device: &str, variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let output = without_settings(program)
         .arg("generate")
         .arg(tiny())
-        .args(["-p", "the", "-n", "1", "--context", "64", "--log", "debug"])
-        .args(["--device", device])
+        .args([
+            "-p",
+            "the",
+            "-n",
+            "1",
+            "--context",
+            "64",
+            "--device",
+            device,
+        ])
+        .envs(variables.iter().copied())
         .output()
-        .unwrap()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
 }
 
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
+/// `cuda:0` is refused in one line with all of `parts`; for `auto` the CPU computes, and a line of the log says why.
+#[track_caller]
+fn assert_the_cpu_computes(program: &Path, variables: &[(&str, &str)], parts: &[&str]) {
+    let has_all = |line: &str| parts.iter().all(|part| line.contains(part));
+    let (code, said) = generate(program, "cuda:0", variables);
+    let lines = said.lines().filter(|line| line.starts_with("strata: "));
+    let lines: Vec<&str> = lines.collect();
+    assert!(
+        lines.len() == 1
+            && has_all(lines[0])
+            && lines[0].starts_with("strata: --device cuda:0: ")
+            && lines[0].contains("--device cpu"),
+        "{parts:?} in {said}"
+    );
+    assert_eq!(code, Some(2), "{said}");
+    let (code, said) = generate(program, "auto", variables);
+    let lines = said
+        .lines()
+        .filter(|line| line.contains("the CPU computes: "));
+    let lines: Vec<&str> = lines.collect();
+    assert!(lines.len() == 1 && has_all(lines[0]), "{parts:?} in {said}");
+    assert_eq!(code, Some(0), "{said}");
+}
+
+/// `strata` in a folder of its own: a link to it, for a program that was just written may not be started while another
+/// thread starts one. So the folder is on the same file system.
+fn alone() -> (TempDir, PathBuf) {
+    let program = strata_path();
+    let folder = tempfile::tempdir_in(program.parent().unwrap()).unwrap();
+    let alone = folder.path().join("strata");
+    fs::hard_link(&program, &alone).unwrap();
+    (folder, alone)
 }
 
 #[test]
@@ -39,8 +82,8 @@ fn the_process_is_the_program_that_suits_the_device() {
     drop(device);
     for (flags, name) in [
         (["--device", "cpu"], "strata"),
-        (["--device", "cuda:0"], "strata-cuda"),
-        (["--device", "auto"], "strata-cuda"),
+        (["--device", "cuda:0"], SUCCESSOR),
+        (["--device", "auto"], SUCCESSOR),
     ] {
         let mut program = Program::serve(&tiny(), &[&flags[..], &["--context", "64"]].concat());
         program.address();
@@ -50,82 +93,77 @@ fn the_process_is_the_program_that_suits_the_device() {
     }
 }
 
-/// The other has more than a hundred.
 #[test]
 fn the_program_for_the_cpu_has_no_kernels() {
-    let program = fs::read(strata_path()).unwrap();
-    let entry = b".visible .entry";
-    assert!(!program.windows(entry.len()).any(|bytes| bytes == entry));
-}
-
-#[test]
-fn what_does_not_lie_beside_strata_is_said() {
-    let Some(_device) = device() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("strata");
-    let beside = folder.path().join("strata-cuda");
-    fs::copy(strata_path(), &program).unwrap();
-    let told = |what: &str| {
-        let missing = format!(
-            "strata-cuda, which has the kernels of a GPU, is not in {}",
-            folder.path().display()
-        );
-        let refused = generate(&program, "cuda:0");
-        let text = said(&refused);
-        assert_eq!(refused.status.code(), Some(2), "{what}: {text}");
-        let ours = text.lines().filter(|line| line.starts_with("strata: "));
-        assert_eq!(ours.count(), 1, "{what}: {text}");
-        for part in [
-            "--device cuda:0",
-            &missing,
-            "make build-cuda",
-            "--device cpu",
-        ] {
-            assert!(text.contains(part), "{what}: {text:?} lacks {part:?}");
-        }
-        let served = generate(&program, "auto");
-        let text = said(&served);
-        assert!(served.status.success(), "{what}: {text}");
-        let lines = text
-            .lines()
-            .filter(|line| line.contains("the CPU computes: "));
-        let lines: Vec<&str> = lines.collect();
-        assert_eq!(lines.len(), 1, "{what}: {text}");
-        assert!(lines[0].contains(&missing), "{what}: {text}");
+    let has_kernels = |program: &Path| {
+        let entry = b".visible .entry";
+        let bytes = fs::read(program).unwrap();
+        bytes.windows(entry.len()).any(|bytes| bytes == entry)
     };
-    told("nothing");
-    symlink(&program, &beside).unwrap();
-    told("strata itself");
-    fs::remove_file(&beside).unwrap();
-    fs::copy(&program, &beside).unwrap();
-    told("a copy of strata");
+    let program = strata_path();
+    assert!(!has_kernels(&program));
+    assert!(has_kernels(&program.with_file_name(SUCCESSOR)));
 }
 
 #[test]
-fn a_program_beside_strata_that_does_not_start_is_named() {
+fn what_is_missing_beside_strata_is_said() {
     let Some(_device) = device() else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let program = folder.path().join("strata");
-    let beside = folder.path().join("strata-cuda");
-    fs::copy(strata_path(), &program).unwrap();
-    // Nobody may start it.
-    fs::write(&beside, "no program").unwrap();
-    for device in ["auto", "cuda:0"] {
-        let refused = generate(&program, device);
-        let text = said(&refused);
-        assert_eq!(refused.status.code(), Some(1), "{text}");
-        assert_eq!(text.lines().count(), 1, "{text}");
-        let path = beside.display().to_string();
-        for part in [
-            &path,
-            "Permission denied",
-            "make build-cuda",
-            "--device cpu",
-        ] {
-            assert!(text.contains(part), "{text:?} lacks {part:?}");
-        }
+    let (folder, program) = alone();
+    let folder = folder.path().canonicalize().unwrap();
+    let missing = format!(
+        "{SUCCESSOR}, which has the kernels of a GPU, is not in {}",
+        folder.display()
+    );
+    assert_the_cpu_computes(&program, &[], &[&missing, "make build-cuda"]);
+    // A link to nothing is not there either.
+    symlink(folder.join("gone"), folder.join(SUCCESSOR)).unwrap();
+    assert_the_cpu_computes(&program, &[], &[&missing, "make build-cuda"]);
+}
+
+#[test]
+fn what_lies_beside_strata_and_is_not_strata_cuda_is_not_started() {
+    let Some(_device) = device() else { return };
+    let (folder, program) = alone();
+    let beside = folder.path().canonicalize().unwrap().join(SUCCESSOR);
+    let named = format!(
+        "{}, which has the kernels of a GPU, cannot be used: ",
+        beside.display()
+    );
+    let assert_refused = |why: &str| {
+        let parts = [&format!("{named}{why}"), "make build-cuda"];
+        assert_the_cpu_computes(&program, &[], &parts);
+        fs::remove_file(&beside).unwrap();
+    };
+    // Each would hand over to itself for ever.
+    symlink(&program, &beside).unwrap();
+    assert_refused("it is this program again");
+    fs::hard_link(&program, &beside).unwrap();
+    assert_refused("it is this program again");
+    let (elsewhere, other) = alone();
+    symlink(&program, elsewhere.path().join(SUCCESSOR)).unwrap();
+    symlink(&other, &beside).unwrap();
+    assert_refused("it is this program again");
+    // A shell would be given these.
+    let start = fs::read(&program).unwrap()[..16].to_vec();
+    let wrapper = b"#!/bin/sh\nexec strata \"$@\"\n".to_vec();
+    for content in [Vec::new(), start, wrapper] {
+        fs::write(&beside, content).unwrap();
+        fs::set_permissions(&beside, PermissionsExt::from_mode(0o755)).unwrap();
+        assert_refused("it is no program for this machine");
     }
-    // Who does not ask for a GPU is not held up.
-    let served = generate(&program, "cpu");
-    assert!(served.status.success(), "{}", said(&served));
+    // Nobody may start it.
+    fs::write(&beside, "").unwrap();
+    assert_refused("Permission denied");
+}
+
+#[test]
+fn a_driver_without_a_device_leaves_it_to_the_cpu() {
+    let Some(device) = device() else { return };
+    if device.software.is_none() {
+        println!("skipped: the device cannot be taken away");
+        return;
+    }
+    let none = [("SOFTWARE_GPU_DEVICES", "0")];
+    let parts = ["open CUDA device 0: CUDA_ERROR_NO_DEVICE"];
+    assert_the_cpu_computes(&strata_path(), &none, &parts);
 }

@@ -28,8 +28,10 @@ pub extern "C" fn cuInit(flags: u32) -> u32 {
         if flags != 0 {
             return Err(Refusal::new(Status::INVALID_VALUE, "flags are not 0"));
         }
+        if Device::get().settings.devices == 0 {
+            return Err(Refusal::new(Status::NO_DEVICE, "there is none"));
+        }
         INITIALISED.store(true, Ordering::SeqCst);
-        Device::get();
         Ok(())
     })
 }

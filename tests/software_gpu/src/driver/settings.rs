@@ -5,6 +5,8 @@
 pub(super) struct Settings {
     /// `SOFTWARE_GPU_MEMORY`: bytes of device memory; 1 GiB where it is not set.
     pub(super) memory_bytes: u64,
+    /// `SOFTWARE_GPU_DEVICES`: 1, or 0 for a driver without a device; 1 where it is not set.
+    pub(super) devices: u64,
     /// `SOFTWARE_GPU_PINNED_MEMORY`: bytes of host memory that may be page-locked; no limit where it is not set.
     pub(super) page_locked_bytes_max: Option<u64>,
     /// `SOFTWARE_GPU_SEED`: the order of work; 0 (the default) is the order of the calls.
@@ -59,7 +61,15 @@ impl Settings {
                 "SOFTWARE_GPU_LINK_RATE=0 moves nothing; leave it out for no limit".to_owned(),
             );
         }
+        let devices = match variable("SOFTWARE_GPU_DEVICES") {
+            None => 1,
+            Some(_) => number("SOFTWARE_GPU_DEVICES")?,
+        };
+        if devices > 1 {
+            return Err(format!("SOFTWARE_GPU_DEVICES={devices} is not 0 or 1"));
+        }
         Ok(Settings {
+            devices,
             memory_bytes,
             link_rate: link_rate.map(|rate| rate as f64),
             page_locked_bytes_max: bytes("SOFTWARE_GPU_PINNED_MEMORY")?,
@@ -107,7 +117,7 @@ mod tests {
     #[test]
     fn an_empty_environment_gives_the_defaults() {
         let settings = read(&[]).unwrap();
-        assert_eq!(settings.memory_bytes, 1 << 30);
+        assert_eq!((settings.devices, settings.memory_bytes), (1, 1 << 30));
         assert_eq!(settings.page_locked_bytes_max, None);
         assert_eq!((settings.link_rate, settings.refused_launch), (None, 0));
         assert_eq!(
@@ -136,6 +146,7 @@ mod tests {
         for variable in [
             ("SOFTWARE_GPU_MEMORY", "much"),
             ("SOFTWARE_GPU_SEED", "-1"),
+            ("SOFTWARE_GPU_DEVICES", "2"),
             ("SOFTWARE_GPU_UNWRITTEN", "x"),
             ("SOFTWARE_GPU_LINK_RATE", "0"),
             ("SOFTWARE_GPU_REFUSED_LAUNCH", "second"),

@@ -12,6 +12,7 @@ impl Status {
     pub(super) const INVALID_VALUE: Status = Status(1);
     pub(super) const OUT_OF_MEMORY: Status = Status(2);
     pub(super) const NOT_INITIALIZED: Status = Status(3);
+    pub(super) const NO_DEVICE: Status = Status(100);
     pub(super) const INVALID_DEVICE: Status = Status(101);
     pub(super) const INVALID_IMAGE: Status = Status(200);
     pub(super) const INVALID_CONTEXT: Status = Status(201);
