@@ -28,27 +28,27 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(arguments) => {
             let config = arguments.settings.config(arguments.model)?;
-            begin(&config, config.log)?;
+            begin(&config, config.log);
             serve(&config)
         }
         Command::Generate(arguments) => {
             let config = arguments.settings.config(arguments.model.clone())?;
-            begin(&config, of_trouble(config.log))?;
+            begin(&config, of_trouble(config.log));
             generate(&config, &arguments)
         }
         Command::Bench(arguments) => {
             let config = bench_config(&arguments)?;
-            begin(&config, of_trouble(config.log))?;
+            begin(&config, of_trouble(config.log));
             bench(&config, &arguments)
         }
         Command::Plan(arguments) => {
             let config = arguments.settings.config(None)?;
-            begin(&config, config.log)?;
+            begin(&config, config.log);
             plan(&config, &arguments)
         }
         Command::Estimate(arguments) => {
             let config = arguments.settings.config(None)?;
-            begin(&config, of_trouble(config.log))?;
+            begin(&config, of_trouble(config.log));
             estimate(&config, &arguments)
         }
         Command::Inspect(arguments) => inspect(&arguments),
@@ -67,8 +67,8 @@ fn of_trouble(level: LogLevel) -> LogLevel {
 }
 
 /// What every command with settings begins with: it is done by the program that suits them, which starts its log.
-fn begin(config: &Config, level: LogLevel) -> anyhow::Result<()> {
-    hand_over(config)?;
+fn begin(config: &Config, level: LogLevel) {
+    hand_over(config);
     let filter = match level {
         LogLevel::Off => "off".to_owned(),
         // `strata_cuda` begins with it.
@@ -82,5 +82,4 @@ fn begin(config: &Config, level: LogLevel) -> anyhow::Result<()> {
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }
-    Ok(())
 }

@@ -29,7 +29,7 @@ use std::time::Duration;
 /// Where weights are computed with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceSetting {
-    /// The first CUDA device, where there is one that this build can use; otherwise `cpu`.
+    /// The first CUDA device, where there is one that can be used; otherwise `cpu`.
     Auto,
     Cpu,
     /// The CUDA device with this number, in the driver's order.

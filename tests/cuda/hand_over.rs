@@ -144,16 +144,35 @@ fn what_lies_beside_strata_and_is_not_strata_cuda_is_not_started() {
     symlink(&other, &beside).unwrap();
     assert_refused("it is this program again");
     // A shell would be given these.
-    let start = fs::read(&program).unwrap()[..16].to_vec();
-    let wrapper = b"#!/bin/sh\nexec strata \"$@\"\n".to_vec();
-    for content in [Vec::new(), start, wrapper] {
+    let whole = fs::read(&program).unwrap();
+    let wrapper = b"#!/bin/sh\nexec strata \"$@\"\n".repeat(9);
+    let cut = [0, 40, 200, whole.len() / 2, whole.len() - 1].map(|length| whole[..length].to_vec());
+    for content in cut.into_iter().chain([wrapper]) {
         fs::write(&beside, content).unwrap();
         fs::set_permissions(&beside, PermissionsExt::from_mode(0o755)).unwrap();
-        assert_refused("it is no program for this machine");
+        assert_refused("it is no whole program for this machine");
     }
     // Nobody may start it.
     fs::write(&beside, "").unwrap();
     assert_refused("Permission denied");
+}
+
+#[test]
+fn a_program_that_the_system_does_not_start_leaves_it_to_the_cpu() {
+    let Some(_device) = device() else { return };
+    let (folder, program) = alone();
+    let beside = folder.path().canonicalize().unwrap().join(SUCCESSOR);
+    // It names a loader that is not there.
+    let mut content = fs::read(&program).unwrap();
+    let loader = b"/ld-linux";
+    let place = content
+        .windows(loader.len())
+        .position(|bytes| bytes == loader);
+    content[place.unwrap() + 1] = b'x';
+    fs::write(&beside, content).unwrap();
+    fs::set_permissions(&beside, PermissionsExt::from_mode(0o755)).unwrap();
+    let named = format!("start {}: ", beside.display());
+    assert_the_cpu_computes(&program, &[], &[&named]);
 }
 
 #[test]
